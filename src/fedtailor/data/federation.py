@@ -1,0 +1,55 @@
+"""A dataset and who holds what of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtailor.data.partition import Partition, Shares
+from fedtailor.data.sets import Dataset, Indices, histogram
+from fedtailor.errors import UserError
+from fedtailor.rng import numpy_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    dataset: Dataset
+    shares: Shares
+
+    def __post_init__(self) -> None:
+        for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
+            held = np.concatenate([getattr(share, what) for share in self.shares])
+            if len(np.unique(held)) != len(held) or (len(held) and not 0 <= held.min() <= held.max() < size):
+                raise ValueError(f"{what} shares must hold indices below {size}, each at most once")
+
+    @property
+    def clients(self) -> int:
+        return len(self.shares)
+
+    @property
+    def sizes(self) -> Indices:
+        """(K,) training pictures of each client."""
+        return np.array([len(share.train) for share in self.shares], dtype=np.int64)
+
+    @property
+    def test_sizes(self) -> Indices:
+        return np.array([len(share.test) for share in self.shares], dtype=np.int64)
+
+    @property
+    def counts(self) -> Indices:
+        """(K, C) training pictures of each client in each class."""
+        return self._table(self.dataset.train.labels, [share.train for share in self.shares], "training")
+
+    @property
+    def test_counts(self) -> Indices:
+        return self._table(self.dataset.test.labels, [share.test for share in self.shares], "test")
+
+    def _table(self, labels: Indices | None, held: list[Indices], what: str) -> Indices:
+        if labels is None:
+            raise UserError(f"the {what} pictures of {self.dataset.name} have no labels, so they cannot be counted by class")
+        return np.stack([histogram(labels[indices], len(self.dataset.classes)) for indices in held])
+
+
+def federate(dataset: Dataset, partition: Partition, clients: int, seed: int) -> Federation:
+    return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")))

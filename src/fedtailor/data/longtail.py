@@ -1,0 +1,35 @@
+"""Long tails: how many pictures each class keeps, and which (CAPT and FedPuReL build theirs so)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtailor.data.sets import Indices
+
+# The legacy generator is admitted so that published constructions can be replayed draw by draw.
+Rng = np.random.Generator | np.random.RandomState
+
+
+def profile(mean: float, classes: int, imbalance: float) -> Indices:
+    """n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail, (C,)."""
+    last = max(classes - 1, 1)  # one class alone is all head
+    return np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
+
+
+def by_class(counts: Indices, order: tuple[int, ...] | None) -> Indices:
+    """Counts by rank, head first, to counts by class index."""
+    if order is None:
+        return counts
+    placed = np.empty_like(counts)
+    placed[list(order)] = counts
+    return placed
+
+
+def thin(labels: Indices, counts: Indices, rng: Rng) -> Indices:
+    """The first `counts[c]` of each class after a shuffle, class after class. A class that has fewer keeps them all."""
+    kept = []
+    for label, count in enumerate(counts):
+        members = np.flatnonzero(labels == label)
+        rng.shuffle(members)
+        kept.append(members[:count])
+    return np.concatenate(kept)

@@ -1,0 +1,18 @@
+"""The one error a user is meant to see: what was got, what is allowed, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Wrong input. The command line prints the message alone and ends with exit code 2."""
+
+
+def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserError:
+    """`unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)`"""
+    names = sorted(known)
+    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return UserError(f"unknown {kind} {got!r}; {hint}" + (f" ({where})" if where else ""))
