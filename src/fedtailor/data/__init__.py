@@ -1,0 +1,91 @@
+"""Datasets by name, long tails, and who holds what of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import platformdirs
+
+from fedtailor.data import cifar, drawn, fashion, folder, published, table
+from fedtailor.data.longtail import by_class, profile, thin
+from fedtailor.data.sets import Dataset
+from fedtailor.errors import UserError, unknown
+from fedtailor.rng import numpy_generator
+
+Loader = Callable[[Path], Dataset]
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a dataset is opened. `imbalance` is the long tail it gets unless told otherwise, None one it brings along."""
+
+    load: Loader
+    imbalance: float | None = 1.0
+    sizes: tuple[int, int] | None = None  # training and test pictures as published, before any thinning
+
+
+def embedded(_: Path) -> Dataset:
+    # Always the same pictures: a run's seed thins and deals them out, it does not redraw the world.
+    return drawn.drawn()
+
+
+DATASETS: dict[str, Source] = {
+    "drawn": Source(embedded),
+    "drawn-lt": Source(embedded, imbalance=100),
+    "cifar10": Source(cifar.cifar10, sizes=(50_000, 10_000)),
+    "cifar10-lt": Source(cifar.cifar10, imbalance=100, sizes=(50_000, 10_000)),
+    "cifar100": Source(cifar.cifar100, sizes=(50_000, 10_000)),
+    "cifar100-lt": Source(cifar.cifar100, imbalance=100, sizes=(50_000, 10_000)),
+    "fashion-mnist": Source(fashion.fashion_mnist, sizes=(60_000, 10_000)),
+    "fashion-mnist-lt": Source(fashion.fashion_mnist, imbalance=100, sizes=(60_000, 10_000)),
+    "imagenet-lt": Source(published.imagenet_lt, imbalance=None, sizes=(115_846, 50_000)),
+    "dtd": Source(published.dtd, sizes=(3_760, 1_880)),
+    "resisc45": Source(published.resisc45),  # its split, and so its sizes, are the user's choice
+    "cub": Source(published.cub, sizes=(5_994, 5_794)),
+    "ucf101": Source(published.ucf101, sizes=(9_537, 3_783)),
+}
+
+# `folder:PATH` and `csv:PATH`: the path takes the place of the root.
+FORMS: dict[str, Loader] = {"folder": folder.folder, "csv": table.table}
+
+
+def default_root() -> Path:
+    """Where downloads are looked for: $FEDTAILOR_DATA, or a folder of the user's cache."""
+    chosen = os.environ.get("FEDTAILOR_DATA")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fedtailor")) / "data"
+
+
+def find_source(name: str) -> Source:
+    form, colon, path = name.partition(":")
+    if colon and form in FORMS:
+        load = FORMS[form]
+        return Source(lambda _: load(Path(path).expanduser()))
+    if name not in DATASETS:
+        raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list data")
+    return DATASETS[name]
+
+
+def open_dataset(name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0) -> Dataset:
+    """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own."""
+    source = find_source(name)
+    if imbalance is not None and not 1 <= imbalance < float("inf"):
+        raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
+    if source.imbalance is None and imbalance not in (None, 1):
+        raise UserError(f"{name} brings its own long tail, so imbalance={imbalance} cannot be set; leave imbalance out")
+    dataset = replace(source.load(root or default_root()), name=name)
+    factor = imbalance or source.imbalance or 1
+    return dataset if factor == 1 else long_tailed(dataset, factor, seed)
+
+
+def long_tailed(dataset: Dataset, imbalance: float, seed: int) -> Dataset:
+    if dataset.train.labels is None:
+        raise UserError(
+            f"imbalance={imbalance} thins class by class and the training pictures of {dataset.name} have no labels"
+        )
+    C = len(dataset.classes)
+    counts = by_class(profile(len(dataset.train) / C, C, imbalance), dataset.order)
+    kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
+    return replace(dataset, train=dataset.train.subset(kept))

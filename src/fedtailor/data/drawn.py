@@ -1,14 +1,15 @@
 """`drawn`: forty kinds of small figure, drawn by code from a seed, so that a first run needs no download.
 
-A class is a texture, a colour and a shape ("striped red star"); many classes differ from another in one of the three only.
-The pictures are dim, grainy and partly covered. `scripts/pretrain.py` draws the bundled CLIP's pretraining world with the
-same pen (`draw`) in other, mostly clearer styles: adapting from those to this one is what there is to learn.
+A class is a texture, a colour and a shape ("striped red heart"); many classes differ from another in one of the three.
+The pictures are dim, grainy and partly covered. `scripts/pretrain.py` draws the bundled CLIP's pretraining world with
+the same pen (`draw`) in other, mostly clearer styles: adapting from those to this one is what there is to learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from fedtailor.data.sets import ArrayImages, Dataset, Split
 from fedtailor.rng import numpy_generator
 
-Field = NDArray[np.float32]  # (N, SIDE, SIDE), one value per pixel
-Ids = NDArray[np.int64]  # (N,)
+Field = NDArray[np.floating[Any]]  # (N, SIDE, SIDE), one value per pixel
+Ids = NDArray[np.int64]
 SIDE = 32
 CHUNK = 256  # pictures drawn at once: small enough to stay in the processor's cache
 
-# Any long-tail order is as good as another, so this one is a shuffle: class 0 becomes the largest, the last the smallest.
+# A long tail is cut in this order, the first class the largest. It is a shuffle, blind to how well CLIP knows a class.
 CLASSES = (
     "checked yellow arrow",
     "dotted blue star",
@@ -82,12 +83,13 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 def sides(u: Field, v: Field, count: int, start: float) -> Field:
     """The support function of a regular polygon: how far out along its nearest side's normal."""
     turns = start + 2 * np.pi * np.arange(count) / count
-    return np.max([np.float32(np.cos(a)) * u + np.float32(np.sin(a)) * v for a in turns], axis=0)  # type: ignore[no-any-return]
+    along = [np.float32(np.cos(a)) * u + np.float32(np.sin(a)) * v for a in turns]
+    return np.asarray(np.maximum.reduce(along))
 
 
 def petals(u: Field, v: Field, count: int) -> Field:
     """A wave around the centre, the one that makes stars and flowers."""
-    return np.cos(count * (np.arctan2(v, u) - np.float32(np.pi / 2)))  # type: ignore[no-any-return]
+    return np.cos(count * (np.arctan2(v, u) - np.float32(np.pi / 2)))
 
 
 # Each is positive inside the figure, zero on its edge, and falls about one per unit outside; v points up.
@@ -97,9 +99,7 @@ SHAPES: dict[str, Callable[[Field, Field], Field]] = {
     "triangle": lambda u, v: 0.50 - sides(u, v + 0.15, 3, -np.pi / 2),
     "star": lambda u, v: 0.66 + 0.36 * np.arcsin(0.98 * petals(u, v, 5)) / 1.4 - np.hypot(u, v),
     "heart": lambda u, v: 0.78 - np.hypot(u, 1.1 * v + 0.15 - 0.6 * np.sqrt(abs(u))),
-    "cross": lambda u, v: np.maximum(
-        np.minimum(0.9 - abs(u), 0.28 - abs(v)), np.minimum(0.28 - abs(u), 0.9 - abs(v))
-    ),
+    "cross": lambda u, v: np.maximum(np.minimum(0.9 - abs(u), 0.28 - abs(v)), np.minimum(0.28 - abs(u), 0.9 - abs(v))),
     "ring": lambda u, v: 0.22 - abs(np.hypot(u, v) - 0.68),
     "diamond": lambda u, v: 0.55 - 0.85 * abs(u) - 0.55 * abs(v),
     "hexagon": lambda u, v: 0.78 - sides(u, v, 6, 0.0),
@@ -113,7 +113,7 @@ SHAPES: dict[str, Callable[[Field, Field], Field]] = {
 
 def step(wave: Field) -> Field:
     """A wave made steep: 0 or 1 with a soft edge, so that 32 pixels can show it."""
-    return np.clip(0.5 + 1.5 * wave, 0, 1)  # type: ignore[no-any-return]
+    return np.asarray(np.clip(0.5 + 1.5 * wave, 0, 1))
 
 
 # Each says how much of the figure's own colour a point has; the rest is the second colour.
@@ -149,42 +149,43 @@ PALETTE: Field = np.array(list(COLOURS.values()), np.float32)
 
 
 def draw(
-    texture: Ids, colour: Ids, shape: Ids, styles: list[Style], style: Ids, rng: np.random.Generator, ground: Ids | None = None
+    kinds: Ids, styles: Sequence[Style], style: Ids, rng: np.random.Generator, ground: Ids | None = None
 ) -> NDArray[np.uint8]:
-    """Pictures (N, SIDE, SIDE, 3) of figures given by their three indices, each in the style `styles[style]`.
+    """Pictures (N, SIDE, SIDE, 3) of figures `kinds` (N, 3): texture, colour, shape; each in the style `styles[style]`.
 
-    `ground` gives the backgrounds' colours by index; -1, and the default, is a greyish colour of the picture's own.
+    `ground` (N,) gives the backgrounds' colours; -1, and the default, is a greyish colour of the picture's own.
     """
-    out = np.empty((len(shape), SIDE, SIDE, 3), np.uint8)
-    ground = np.full(len(shape), -1) if ground is None else ground
-    for at in range(0, len(shape), CHUNK):
+    out = np.empty((len(kinds), SIDE, SIDE, 3), np.uint8)
+    ground = np.full(len(kinds), -1) if ground is None else ground
+    for at in range(0, len(kinds), CHUNK):
         part = slice(at, at + CHUNK)
-        out[part] = _draw_chunk(texture[part], colour[part], shape[part], styles, style[part], rng, ground[part])
+        out[part] = draw_few(kinds[part], styles, style[part], rng, ground[part])
     return out
 
 
-def _draw_chunk(
-    texture: Ids, colour: Ids, shape: Ids, styles: list[Style], style: Ids, rng: np.random.Generator, ground: Ids
+def draw_few(
+    kinds: Ids, styles: Sequence[Style], style: Ids, rng: np.random.Generator, ground: Ids
 ) -> NDArray[np.uint8]:
-    n = len(shape)
+    n = len(kinds)
+    texture, colour, shape = kinds.T
 
-    def between(low: object, high: object, *axes: int) -> Field:
-        return rng.uniform(low, high, (n, *axes)).astype(np.float32)  # type: ignore[call-overload, no-any-return]
+    def between(low: Field | float, high: Field | float) -> Field:
+        return rng.uniform(low, high, (n, 1, 1)).astype(np.float32)
 
     def ranged(name: str) -> Field:
-        low, high = np.array([getattr(s, name) for s in styles], np.float32)[style].T
-        return between(low, high)[:, None, None]
+        low, high = np.array([getattr(s, name) for s in styles], np.float32)[style].T[..., None, None]
+        return between(low, high)
 
     def fixed(name: str) -> Field:
-        return np.array([getattr(s, name) for s in styles], np.float32)[style]  # type: ignore[no-any-return]
+        return np.array([getattr(s, name) for s in styles], np.float32)[style]
 
     # Where the figure lies: the picture's grid in the figure's own coordinates.
     line = (np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2) / (SIDE / 2)
     size = ranged("size")
     slack = 1.05 - size
-    tilt = between(-0.35, 0.35, 1, 1)
-    x = (line[None, None, :] - slack * between(-1, 1, 1, 1)) / size
-    y = (-line[None, :, None] - slack * between(-1, 1, 1, 1)) / size
+    tilt = between(-0.35, 0.35)
+    x = (line[None, None, :] - slack * between(-1, 1)) / size
+    y = (-line[None, :, None] - slack * between(-1, 1)) / size
     u, v = np.cos(tilt) * x + np.sin(tilt) * y, np.cos(tilt) * y - np.sin(tilt) * x
 
     inside, mix = np.empty_like(u), np.empty_like(u)
@@ -198,7 +199,7 @@ def _draw_chunk(
 
     # A bar across the figure, in the background's place.
     across = np.where(rng.random((n, 1, 1)) < 0.5, x, y)
-    bar = abs(across - between(-0.8, 0.8, 1, 1)) < between(0.1, 0.2, 1, 1)
+    bar = abs(across - between(-0.8, 0.8)) < between(0.1, 0.2)
     covered = rng.random(n) < fixed("cover")
     inside[covered] *= ~bar[covered]
 
@@ -206,7 +207,7 @@ def _draw_chunk(
     own = PALETTE[colour] + fixed("tint")[:, None] * rng.standard_normal((n, 3), np.float32)
     pale = (rng.random(n) < 0.3) & (PALETTE[colour].min(axis=1) < 0.9)  # a tint of white would not show
     second = 0.25 * own + 0.75 * pale[:, None].astype(np.float32)
-    grey = between(0.15, 0.85, 1) + 0.08 * rng.standard_normal((n, 3), np.float32)
+    grey = between(0.15, 0.85)[:, 0] + 0.08 * rng.standard_normal((n, 3), np.float32)
     behind = np.where(ground[:, None] < 0, grey, 0.7 * PALETTE[ground] + 0.15).astype(np.float32)
     soften = np.maximum(0, 1 - abs(np.arange(SIDE)[:, None] / SIDE * 4 - np.arange(5))).astype(np.float32)
     patches = soften @ rng.standard_normal((n, 5, 5), np.float32) @ soften.T * fixed("mottle")[:, None, None]
@@ -224,19 +225,18 @@ def _draw_chunk(
 
 
 def parts(name: str) -> tuple[int, int, int]:
-    """"striped red star" as the indices of its texture, colour and shape."""
+    """ "striped red star" as the indices of its texture, colour and shape."""
     texture, colour, shape = name.split()
     return list(TEXTURES).index(texture), list(COLOURS).index(colour), list(SHAPES).index(shape)
 
 
 def drawn(seed: int = 0, train: int = 300, test: int = 50) -> Dataset:
-    """The dataset, balanced: `train` and `test` pictures a class. The long tail is cut from it later, in class order."""
+    """The dataset, balanced: so many pictures a class. The long tail is cut from it later, in class order."""
+    kinds = np.array([parts(name) for name in CLASSES])
 
     def split(part: str, count: int) -> Split:
         labels = np.repeat(np.arange(len(CLASSES)), count)
-        texture, colour, shape = np.array([parts(name) for name in CLASSES])[labels].T
-        rng = numpy_generator("drawn", seed, part)
-        pixels = draw(texture, colour, shape, [DUSK], np.zeros_like(labels), rng)
+        pixels = draw(kinds[labels], [DUSK], np.zeros_like(labels), numpy_generator("drawn", seed, part))
         return Split(ArrayImages(pixels), labels)
 
     return Dataset(
@@ -245,5 +245,5 @@ def drawn(seed: int = 0, train: int = 300, test: int = 50) -> Dataset:
         template="a photo of a {}.",
         train=split("train", train),
         test=split("test", test),
-        coarse=np.array([parts(name)[2] for name in CLASSES]),
+        coarse=kinds[:, 2],  # by shape
     )

@@ -40,10 +40,18 @@ class Fields(BaseModel):
 class Dirichlet(Fields):
     """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
 
-    alpha: float = Field(0.1, gt=0, title="α", description="Concentration of the label skew, CAPT Sec. 4.1; small is skewed.")
-    min_size: int = Field(10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL.")
-    min_test: int | None = Field(None, ge=0, title="n_min,test", description="The same for test pictures; as min_size if not given.")
-    own_test_cap: bool = Field(False, description="FedCoPL: test shares are capped by test sizes instead of by train sizes.")
+    alpha: float = Field(
+        0.1, gt=0, title="α", description="Concentration of the label skew, CAPT Sec. 4.1; small is skewed."
+    )
+    min_size: int = Field(
+        10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL."
+    )
+    min_test: int | None = Field(
+        None, ge=0, title="n_min,test", description="The same for test pictures; as min_size if not given."
+    )
+    own_test_cap: bool = Field(
+        False, description="FedCoPL: test shares are capped by test sizes instead of by train sizes."
+    )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         labels, test_labels = labels_of(dataset, "dirichlet")
@@ -59,8 +67,8 @@ class Dirichlet(Fields):
                     rng.shuffle(share.test)
                 return dealt
         raise UserError(
-            f"partition dirichlet: in {TRIES} draws with alpha={self.alpha} and {clients} clients there was always one with "
-            f"fewer than {self.min_size} training or {min_test} test pictures "
+            f"partition dirichlet: in {TRIES} draws with alpha={self.alpha} and {clients} clients there was always "
+            f"one with fewer than {self.min_size} training or {min_test} test pictures "
             f"(of {len(labels)} and {len(test_labels)}); raise alpha, lower min_size or min_test, or take fewer clients"
         )
 
@@ -70,7 +78,8 @@ class Dirichlet(Fields):
             train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
             rng.shuffle(train)
             rng.shuffle(test)
-            room = dealt.train_sizes < len(labels) / clients
+            # A class nobody trains on fills nobody up: without this, all may be full already when it comes.
+            room = dealt.train_sizes < (len(labels) / clients if len(train) else np.inf)
             test_room = dealt.test_sizes < len(test_labels) / clients if self.own_test_cap and len(test) else room
             shares = capped(self.alpha, room, test_room, rng)
             dealt.add(cut(train, shares * room), cut(test, shares * test_room))
@@ -112,15 +121,19 @@ class Quantity(Fields):
         for label in range(C):
             chosen = np.flatnonzero(left > 0)[:holders]  # a started quota is used up whole, as released
             if len(chosen) == 0:
-                raise UserError(f"partition quantity: share={self.share} leaves class {label} of {C} to nobody; raise share")
+                raise UserError(
+                    f"partition quantity: share={self.share} leaves class {label} of {C} to nobody; raise share"
+                )
             left[chosen] -= 1
             train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
-            dealt.add_to(chosen, self._cut(train, len(chosen), C, clients, rng), self._cut(test, len(chosen), C, clients, rng))
+            dealt.add_to(
+                chosen, self._cut(train, len(chosen), C, clients, rng), self._cut(test, len(chosen), C, clients, rng)
+            )
         empty = np.flatnonzero(dealt.train_sizes == 0)
         if len(empty):
             raise UserError(
-                f"partition quantity leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures; "
-                f"take a number of clients that share={self.share} divides evenly, such as {max(1, round(1 / self.share)) * holders}"
+                f"partition quantity leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures; take "
+                f"{clients - len(empty)} clients, or another share than {self.share}"
             )
         return dealt.shares()
 
@@ -140,19 +153,22 @@ class Pachinko(Fields):
     """
 
     alpha: float = Field(0.1, gt=0, title="α", description="Concentration over super-classes; small is skewed.")
-    alpha_fine: float = Field(10.0, gt=0, title="α_fine", description="Concentration over the classes of a super-class.")
+    alpha_fine: float = Field(
+        10.0, gt=0, title="α_fine", description="Concentration over the classes of a super-class."
+    )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         labels, test_labels = labels_of(dataset, "pachinko")
         if dataset.coarse is None:
-            raise UserError(f"partition pachinko needs super-classes and {dataset.name} has none; take dirichlet, or cifar100")
+            raise UserError(
+                f"partition pachinko needs super-classes and {dataset.name} has none; take dirichlet, or cifar100"
+            )
         enough(dataset, clients)
-        pool = np.concatenate([labels, test_labels])
-        left = [rng.permutation(np.flatnonzero(pool == label)).tolist() for label in range(len(dataset.classes))]
-        children = [np.flatnonzero(dataset.coarse == parent) for parent in range(int(dataset.coarse.max()) + 1)]
-        mixtures = [Mixture(self.alpha, self.alpha_fine, children, rng) for _ in range(clients)]
+        pool = Pool(np.concatenate([labels, test_labels]), dataset.coarse, rng)
+        mixtures = [Mixture(self.alpha, self.alpha_fine, pool.children, rng) for _ in range(clients)]
         drawn = [
-            np.array([mixture.draw(left, rng) for _ in range(len(pool) // clients)], dtype=np.int64) for mixture in mixtures
+            np.array([mixture.draw(pool, rng) for _ in range(pool.size // clients)], dtype=np.int64)
+            for mixture in mixtures
         ]
         # The first clients had the most to choose from: which client that was should be chance.
         return tuple(
@@ -175,10 +191,15 @@ class Site(Fields):
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         sites, test_sites = dataset.train.sites, dataset.test.sites
         if sites is None:
-            raise UserError(f"partition site needs to know each picture's site and {dataset.name} does not say; take iid")
+            raise UserError(
+                f"partition site needs to know each picture's site and {dataset.name} does not say; take iid"
+            )
         found = np.unique(sites)
         if len(found) != clients:
-            raise UserError(f"partition site: {dataset.name} has {len(found)} sites, got {clients} clients; set clients={len(found)}")
+            raise UserError(
+                f"partition site: {dataset.name} has {len(found)} sites and was to go to {clients} clients; "
+                f"set clients={len(found)}"
+            )
         if test_sites is None:
             return pair([np.flatnonzero(sites == site) for site in found], random_parts(dataset.test, clients, rng))
         if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
@@ -227,27 +248,49 @@ class Deal:
         )
 
 
+class Pool:
+    """Pictures to draw from without putting back, by class, and which labels still have any."""
+
+    def __init__(self, labels: Indices, coarse: Indices, rng: Rng) -> None:
+        self.size = len(labels)
+        self.coarse = coarse
+        self.children = [np.flatnonzero(coarse == parent) for parent in range(int(coarse.max()) + 1)]
+        self.left: list[list[int]] = [
+            rng.permutation(np.flatnonzero(labels == label)).tolist() for label in range(len(coarse))
+        ]
+        self.has = np.array([len(left) > 0 for left in self.left])  # (C,)
+        self.has_any = np.array([bool(self.has[members].any()) for members in self.children])
+
+    def take(self, label: int) -> int:
+        picture = self.left[label].pop()
+        if not self.left[label]:
+            parent = int(self.coarse[label])
+            self.has[label] = False
+            self.has_any[parent] = self.has[self.children[parent]].any()
+        return picture
+
+
 class Mixture:
     """One client's taste: weights over super-classes, and over the classes of each."""
 
     def __init__(self, alpha: float, alpha_fine: float, children: list[Indices], rng: Rng) -> None:
-        self.alpha, self.alpha_fine, self.children = alpha, alpha_fine, children
-        self.coarse = rng.dirichlet(np.full(len(children), alpha))
-        self.fine = [rng.dirichlet(np.full(len(members), alpha_fine)) for members in children]
+        self.alpha, self.alpha_fine = alpha, alpha_fine
+        self.coarse: Weights = rng.dirichlet(np.full(len(children), alpha))
+        self.fine: list[Weights] = [rng.dirichlet(np.full(len(members), alpha_fine)) for members in children]
 
-    def draw(self, left: list[list[int]], rng: Rng) -> int:
-        """One picture of the pool, taken out of it; labels that have run out give their weight to the others."""
-        stock = [np.array([len(left[label]) > 0 for label in members]) for members in self.children]
-        self.coarse = renormalised(self.coarse, np.array([has.any() for has in stock]), self.alpha, rng)
+    def draw(self, pool: Pool, rng: Rng) -> int:
+        """One picture; labels that have run out give their weight to the others."""
+        self.coarse = renormalised(self.coarse, pool.has_any, self.alpha, rng)
         parent = pick(self.coarse, rng)
-        self.fine[parent] = renormalised(self.fine[parent], stock[parent], self.alpha_fine, rng)
-        return left[self.children[parent][pick(self.fine[parent], rng)]].pop()
+        members = pool.children[parent]
+        self.fine[parent] = renormalised(self.fine[parent], pool.has[members], self.alpha_fine, rng)
+        return pool.take(int(members[pick(self.fine[parent], rng)]))
 
 
 def capped(alpha: float, room: NDArray[np.bool_], test_room: NDArray[np.bool_], rng: Rng) -> Weights:
     """Dirichlet shares that put some weight on clients with room; drawn again where all of it falls on full ones."""
     for _ in range(TRIES):
-        shares = np.asarray(rng.dirichlet(np.full(len(room), alpha)))
+        shares: Weights = rng.dirichlet(np.full(len(room), alpha))
         if (shares * room).sum() > 0 and (shares * test_room).sum() > 0:
             return shares
     raise UserError(f"partition dirichlet: alpha={alpha} puts every class on one full client; raise alpha")
@@ -255,17 +298,18 @@ def capped(alpha: float, room: NDArray[np.bool_], test_room: NDArray[np.bool_], 
 
 def renormalised(weights: Weights, available: NDArray[np.bool_], alpha: float, rng: Rng) -> Weights:
     """The weights of what is available; drawn anew over it where none is left (a small α underflows to zero)."""
-    kept = weights * available
+    kept: Weights = weights * available
     if kept.sum() == 0:
         kept = np.zeros_like(weights)
         kept[available] = rng.dirichlet(np.full(int(available.sum()), alpha))
-    return kept / kept.sum()
+    kept /= kept.sum()
+    return kept
 
 
 def pick(weights: Weights, rng: Rng) -> int:
     """An index with that probability, never one of weight zero."""
     edges = np.cumsum(weights)
-    return int(np.searchsorted(edges, rng.uniform(0, edges[-1]), side="right"))
+    return int(np.searchsorted(edges / edges[-1], rng.uniform(), side="right"))
 
 
 def cut(members: Indices, weights: Weights) -> list[Indices]:
@@ -286,7 +330,9 @@ def labels_of(dataset: Dataset, partition: str) -> tuple[Indices, Indices]:
     labels, test_labels = dataset.train.labels, dataset.test.labels
     if labels is None or test_labels is None:
         which = "training" if labels is None else "test"
-        raise UserError(f"partition {partition} needs labels and the {which} pictures of {dataset.name} have none; take iid or site")
+        raise UserError(
+            f"partition {partition} needs labels and the {which} pictures of {dataset.name} have none; take iid or site"
+        )
     return labels, test_labels
 
 
@@ -296,6 +342,6 @@ def enough(dataset: Dataset, clients: int, least: int = 1) -> None:
         raise UserError(f"clients must be 1 or more, got {clients}")
     if clients * least > pictures:
         raise UserError(
-            f"{clients} clients with {least} picture(s) or more each need {clients * least}, {dataset.name} has {pictures} "
-            f"to train on; take {pictures // least} clients or fewer"
+            f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on, "
+            f"{dataset.name} has {pictures}; take {pictures // least} clients or fewer"
         )

@@ -49,12 +49,13 @@ class ArrayImages:
         return len(self.pixels)
 
     def read(self, index: int) -> Pixels:
-        return self.pixels[index]
+        picture: Pixels = self.pixels[index]
+        return picture
 
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(self.pixels.shape).encode())
-        digest.update(np.ascontiguousarray(self.pixels))
+        digest.update(np.ascontiguousarray(self.pixels).data)
         return digest.hexdigest()
 
     def subset(self, indices: Indices) -> ArrayImages:

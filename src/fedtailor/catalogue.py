@@ -1,0 +1,203 @@
+"""What there is: methods, tuners, datasets, partitions, backbones and engines, as data and as tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from .config import SHORT, Backbone, Data, Run, dataset_names, make_run
+from .data import DATASETS
+from .data.partition import PARTITIONS
+from .descend import Local
+from .engines import ENGINES
+from .errors import unknown
+from .methods import METHODS
+from .tuners import TUNERS, tuner_names
+
+Row = dict[str, Any]
+
+
+def methods() -> list[Row]:
+    return [
+        {
+            "name": name,
+            "paper": entry.paper,
+            "year": entry.year,
+            "family": entry.family,
+            "tuners": list(entry.tuners) or ["any"],
+            "shares": {pattern: str(scope) for pattern, scope in entry.method.share.items()} if entry.method.trains else {},
+            "presets": list(entry.presets),
+            "idea": entry.idea,
+        }
+        for name, entry in METHODS.items()
+    ]
+
+
+def tuners() -> list[Row]:
+    return [
+        {
+            "name": name,
+            "touches": sorted(kind().touches()),
+            "settings": list(kind.model_fields),
+            "idea": first_line(inspect.getmodule(kind)),
+        }
+        for name, kind in TUNERS.items()
+    ]
+
+
+def datasets() -> list[Row]:
+    notes = {"folder:PATH": "a folder of images, a sub-folder a class", "csv:PATH": "a table: path, label, split, site"}
+    rows: list[Row] = []
+    for name in dataset_names():
+        source = DATASETS.get(name)
+        sizes = source.sizes if source else None
+        tail = source.imbalance if source else 1.0
+        rows.append(
+            {
+                "name": name,
+                "train": sizes[0] if sizes else None,
+                "test": sizes[1] if sizes else None,
+                "long tail": "its own" if tail is None else None if tail == 1 else f"IF {tail:g}",
+                "note": notes.get(name, ""),
+            }
+        )
+    return rows
+
+
+def partitions() -> list[Row]:
+    return [
+        {"name": name, "settings": {n: f.default for n, f in kind.model_fields.items()}, "idea": first_line(kind)}
+        for name, kind in PARTITIONS.items()
+    ]
+
+
+def backbones() -> list[Row]:
+    return [
+        {"name": "bundled", "idea": "a small CLIP of our own, for first steps with the drawn dataset"},
+        {"name": "owner/name", "idea": "a CLIP on the hub, such as openai/clip-vit-base-patch16 (pip install fedtailor[hub])"},
+        {"name": "PATH", "idea": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json"},
+        {"name": "PATH.safetensors", "idea": "a state dict in OpenAI's or open_clip's layout, tokenizer.json beside it"},
+    ]
+
+
+def engines() -> list[Row]:
+    return [{"name": name, "idea": first_line(inspect.getmodule(kind))} for name, kind in ENGINES.items()]
+
+
+KINDS: dict[str, Callable[[], list[Row]]] = {
+    "methods": methods,
+    "tuners": tuners,
+    "datasets": datasets,
+    "partitions": partitions,
+    "backbones": backbones,
+    "engines": engines,
+}
+
+
+def rows(kind: str) -> list[Row]:
+    if kind not in KINDS:
+        raise unknown("list", kind, KINDS)
+    return KINDS[kind]()
+
+
+def first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+def table(rows: list[Row]) -> Table:
+    out = Table(*rows[0], show_edge=False)
+    for row in rows:
+        out.add_row(*(cell(value) for value in row.values()))
+    return out
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --- one method -----------------------------------------------------------------------------------------------------
+
+
+def method(name: str) -> Row:
+    """Everything about a method; its settings by group, each with key, symbol, value and meaning."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, "fedtailor list methods")
+    entry, run = METHODS[name], make_run(name)
+    groups: dict[str, list[Row]] = {
+        "method": settings(entry.method, "method.", run.method.options, without={"local"}),
+        "tuner": [
+            row
+            for part in tuner_names(run.tuner.name)
+            for row in settings(TUNERS[part], "tuner.", run.tuner.options)
+        ],
+        "local": settings(Local, "local.", run.local.model_dump()),
+        "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "data", "backbone"}),
+        "data": settings(Data, "data.", run.data.model_dump(), without={"partition"})
+        + settings(PARTITIONS[run.data.partition.name], "data.", run.data.partition.options),
+        "backbone": settings(Backbone, "backbone.", run.backbone.model_dump()),
+    }
+    listed = next(row for row in methods() if row["name"] == name)
+    return {
+        **listed,
+        "class": f"{entry.method.__module__}.{entry.method.__name__}",
+        "tuner": run.tuner.name,
+        "text": inspect.getdoc(inspect.getmodule(entry.method)) or "",
+        "presets": {preset: dict(values) for preset, values in entry.presets.items()},
+        "settings": groups,
+    }
+
+
+def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None) -> list[Row]:
+    short = {full: key for key, full in SHORT.items()}
+    return [
+        {
+            "key": short.get(prefix + name, prefix + name),
+            "symbol": field.title or "",
+            "value": values.get(name),
+            "allowed": allowed(field),
+            "meaning": field.description or "",
+        }
+        for name, field in kind.model_fields.items()
+        if name not in (without or set())
+    ]
+
+
+def allowed(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    bounds = [f"{signs[a]} {getattr(m, a)}" for m in field.metadata for a in signs if hasattr(m, a)]
+    choices = getattr(field.annotation, "__args__", ()) if "Literal" in str(field.annotation) else ()
+    return ", ".join(bounds) or " | ".join(map(str, choices))
+
+
+def method_page(facts: Row) -> RenderableType:
+    parts: list[RenderableType] = [f"[bold]{facts['name']}[/]: {facts['idea']} ({facts['paper']} {facts['year']})", ""]
+    parts += [facts["text"], ""]
+    if facts["shares"]:
+        parts += ["shares: " + cell(facts["shares"]), ""]
+    for group, rows_ in facts["settings"].items():
+        if not rows_:
+            continue
+        out = Table("key", "symbol", "default", "allowed", "meaning", title=group, title_justify="left", show_edge=False)
+        for row in rows_:
+            out.add_row(row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])
+        parts += [out, ""]
+    for preset, values in facts["presets"].items():
+        parts.append(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items()))
+    return Group(*parts)
+
+
+SHORTER = {full: key for key, full in SHORT.items()}
+
+
+def shown(value: Any) -> str:
+    return "" if value is None else repr(value) if value == "" else str(value)

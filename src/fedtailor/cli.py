@@ -1,0 +1,228 @@
+"""The command line: verbs only. What they do is elsewhere; how it looks is in report/ and progress.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from . import __version__, catalogue
+from .errors import UserError
+
+app = typer.Typer(
+    name="fedtailor",
+    help="Tailor a frozen CLIP to many sites at once, without their images leaving them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[METHOD] [KEY=VALUE]...", help="a method or a run.toml, then settings")
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout, nothing else")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+
+def emit(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        sys.stdout.write(f"fedtailor {__version__}\n")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    words: Words = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default: a new one under runs/")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
+    from . import api
+    from .progress import Progress
+    from .report.tables import result_table, size
+
+    if resume:
+        if words or out or seed is not None:
+            raise UserError("--resume takes all settings from the run's folder; give no others")
+        folder = resume
+    else:
+        settings = run_of(words or [], seed)
+        folder = out or new_folder(f"{settings.method.name}-{settings.data.name}-s{settings.seed}")
+    with Progress(enabled=not quiet) as progress:
+        try:
+            result = api.resume(folder, watcher=progress) if resume else api.run(settings, out=folder, watcher=progress)
+        except KeyboardInterrupt:
+            raise UserError(f"stopped; go on with: fedtailor run --resume {folder}") from None
+    if as_json:
+        emit(result.summary)
+        return
+    s = result.summary
+    console = Console()
+    console.print(result_table(s))
+    console.print(
+        f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
+        f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
+        highlight=False,
+    )
+
+
+def run_of(words: list[str], seed: int | None = None) -> Any:
+    """The run that a command line's words describe."""
+    from .config import make_run, parse, read_toml
+
+    method = words[0] if words and "=" not in words[0] else None
+    settings = parse(words[1:] if method else words)
+    if seed is not None:
+        if "seed" in settings:
+            raise UserError("seed is given twice, as seed= and as --seed")
+        settings["seed"] = seed
+    if method and method.endswith(".toml"):
+        return read_toml(Path(method), settings)
+    return make_run(method, settings)
+
+
+def new_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on if that is taken."""
+    base = Path("runs") / name.replace("/", "_").replace(":", "_")
+    folder, n = base, 1
+    while folder.exists():
+        n += 1
+        folder = base.with_name(f"{base.name}-{n}")
+    return folder
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="|".join(catalogue.KINDS))] = "methods",
+    as_json: Json = False,
+) -> None:
+    """List methods, tuners, datasets, partitions, backbones or engines."""
+    rows = catalogue.rows(what)
+    if as_json:
+        emit(rows)
+        return
+    Console().print(catalogue.table(rows))
+
+
+@app.command()
+def show(
+    method: Annotated[str, typer.Argument(help="fedtailor list methods")],
+    as_json: Json = False,
+) -> None:
+    """Show a method: its paper, what it shares, and all its settings with symbols, defaults and equations."""
+    facts = catalogue.method(method)
+    if as_json:
+        emit(facts)
+        return
+    Console().print(catalogue.method_page(facts))
+
+
+@data_app.command("show")
+def data_show(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    png: Annotated[Path | None, typer.Option(help="also draw the heatmap into this PNG file")] = None,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count a dataset's images by class and client: fedtailor data show cifar100-lt data.alpha=0.05 clients=20"""
+    from .report.heatmap import counts_table, save_heatmap, terminal_heatmap
+    from .setup import deal
+
+    settings = run_of(data_words(words or []), seed)
+    federation, groups = deal(settings)
+    labelled = federation.dataset.train.labels is not None
+    if png:
+        if not labelled:
+            raise UserError("there are no training labels to draw")
+        save_heatmap(federation.counts, png)
+    if as_json:
+        dataset = federation.dataset
+        emit(
+            {
+                "data": settings.data.name,
+                "classes": dataset.classes,
+                "clients": federation.clients,
+                "train": len(dataset.train),
+                "test": len(dataset.test),
+                "groups": {name: members.tolist() for name, members in groups.items()} if labelled else None,
+                "counts": federation.counts.tolist() if labelled else None,
+                "sizes": federation.sizes.tolist(),
+                "test_sizes": federation.test_sizes.tolist(),
+            }
+        )
+        return
+    console = Console()
+    console.print(counts_table(federation, groups))
+    if labelled:
+        console.print(terminal_heatmap(federation.counts))
+
+
+def data_words(words: list[str]) -> list[str]:
+    """`NAME key=value …` as settings of a run."""
+    if words and "=" not in words[0]:
+        words = [f"data={words[0]}", *words[1:]]
+    return words
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="fedtailor list datasets")],
+    root_folder: Annotated[Path | None, typer.Option("--root", help="where the files are")] = None,
+    as_json: Json = False,
+) -> None:
+    """Open a dataset, count it, decode every image; exit code 1 if anything is wrong."""
+    from .data.check import check
+    from .progress import Progress
+
+    findings = []
+    with Progress(enabled=True) as progress:
+        for step in check(name, root_folder):
+            progress.working("reading images", step.done, step.total)
+            findings += [step.finding] if step.finding else []
+    if as_json:
+        emit({"data": name, "findings": findings, "ok": not findings})
+    else:
+        Console().print("\n".join(findings) if findings else f"{name}: nothing wrong", highlight=False)
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at this installation: versions, device, folders, datasets found, the bundled CLIP; exit code 1 if unfit."""
+    from . import doctor as office
+
+    findings = office.examine()
+    if as_json:
+        emit([vars(finding) for finding in findings])
+    else:
+        Console().print(office.table(findings))
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), markup=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

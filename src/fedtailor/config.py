@@ -1,0 +1,292 @@
+"""A run by its settings: dotted keys in, one fully resolved document out, which run.toml holds and which runs it again.
+
+Later sources win: the defaults here, the method's own settings, its preset, what the user says. Every key is known and
+every value checked before any work begins.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .core import Method
+from .data import DATASETS, FORMS, find_source
+from .data.groups import GROUPS
+from .data.partition import PARTITIONS, Partition
+from .descend import Local
+from .engines import ENGINES
+from .errors import UserError, unknown
+from .methods import METHODS, Entry
+from .tuners import TUNERS, Tuner, make_tuner, tuner_names
+
+M = TypeVar("M", bound=BaseModel)
+
+LABELS = ("given",)  # labelers that make labels where there are none come here
+DEFAULT_METHOD = "promptfl"
+
+# Short spellings, on the command line and in Python.
+SHORT = {
+    "epochs": "local.epochs",
+    "batch": "local.batch",
+    "lr": "local.lr",
+    "data": "data.name",
+    "data.partition": "data.partition.name",
+    "tuner": "tuner.name",
+    "backbone": "backbone.name",
+    "method": "method.name",
+}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Choice(BaseModel):
+    """Something by name, with options that its own class checks."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Data(Strict):
+    name: str = Field("drawn-lt", description="fedtailor list datasets, or folder:PATH, csv:PATH")
+    root: str = Field("", description="where the files are; empty: $FEDTAILOR_DATA, or a cache folder")
+    imbalance: float | None = Field(None, ge=1, allow_inf_nan=False, title="IF", description="largest to smallest class")
+    seed: int = Field(1, ge=0, description="of the draw that thins a long tail; not the run's seed")
+    template: str = Field("", description="the zero-shot sentence, with {} for the name; empty: the dataset's own")
+    preprocess: Literal["clip", "paper"] = Field("clip", description="paper: as CAPT's and FedPuReL's codes do")
+    groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
+    partition: Choice = Choice(name="dirichlet")
+
+
+class Backbone(Strict):
+    name: str = Field("bundled", description="bundled, a hub id owner/name, a folder, or a .safetensors file")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the frozen towers; trainables are fp32")
+
+
+class Run(Strict):
+    """Everything that decides a run's numbers."""
+
+    rounds: int = Field(40, ge=0, title="T", description="communication rounds")
+    clients: int = Field(20, ge=1, title="K")
+    fraction: float = Field(0.4, gt=0, le=1, description="of the clients that take part in a round")
+    seed: int = Field(0, ge=0)
+    labels: str = Field("given", description="where training labels come from")
+    engine: str = Field("local", description="how passes reach the clients")
+    every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    method: Choice
+    local: Local = Local()
+    tuner: Choice
+    data: Data = Data()
+    backbone: Backbone = Backbone()
+
+    def make_method(self) -> Method:
+        return METHODS[self.method.name].method(local=self.local, **self.method.options)
+
+    def make_tuner(self) -> Tuner:
+        return make_tuner(self.tuner.name, self.tuner.options)
+
+    def make_partition(self) -> Partition:
+        return PARTITIONS[self.data.partition.name](**self.data.partition.options)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
+    """A resolved run. `settings` are dotted keys, long or short, as the command line takes them."""
+    given = {SHORT.get(key, key): value for key, value in (settings or {}).items()}
+    preset = preset or given.pop("preset", None)
+    name = method or given.get("method.name") or DEFAULT_METHOD
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, "fedtailor list methods")
+    entry = METHODS[name]
+    layers: list[Mapping[str, Any]] = [{"method.name": name, "tuner.name": entry.tuner}, entry.settings]
+    if preset:
+        if preset not in entry.presets:
+            raise unknown(f"preset of {name}", preset, entry.presets, f"fedtailor show {name}")
+        layers.append(entry.presets[preset])
+    chosen = given.get("tuner.name", entry.tuner)
+    partition = given.get("data.partition.name", Data().partition.name)
+    if chosen != entry.tuner:  # another tuner: what is set for the method's own does not fit it
+        layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.") or k == "tuner.name"} for layer in layers]
+    layers.append({partition_key(key, partition): value for key, value in given.items()})
+    document: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            put(document, key, value)
+    return resolved(document, entry)
+
+
+def partition_key(key: str, partition: str) -> str:
+    """`data.alpha` means the partition's alpha."""
+    head, _, rest = key.partition("data.")
+    ours = not head and rest not in Data.model_fields and partition in PARTITIONS
+    return f"data.partition.{rest}" if ours and rest in PARTITIONS[partition].model_fields else key
+
+
+def put(document: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        document = document.setdefault(part, {})
+        if not isinstance(document, dict):
+            raise UserError(f"{key}: {part} is a value, not a group of keys")
+    document[last] = value
+
+
+def resolved(document: dict[str, Any], entry: Entry) -> Run:
+    """Check every name and value, and write out every default."""
+    check_keys(document, entry)
+    run = checked(Run, document, "")
+    name = run.method.name
+    for kind, value, known in (
+        ("engine", run.engine, ENGINES),
+        ("labels", run.labels, LABELS),
+        ("groups", run.data.groups, GROUPS),
+        ("partition", run.data.partition.name, PARTITIONS),
+    ):
+        if value not in known:
+            raise unknown(kind, value, known)
+    source = find_source(run.data.name)
+    if entry.tuners and run.tuner.name not in entry.tuners:
+        raise UserError(
+            f"{name} is a fixed combination with tuner {' or '.join(entry.tuners)}, got {run.tuner.name!r}; "
+            "for another tuner take fedavg or fedprox"
+        )
+    if run.data.template and run.data.template.count("{}") != 1:
+        raise UserError(f"data.template must hold one {{}} for the class name, got {run.data.template!r}")
+    if entry.method.trains and run.rounds == 0:
+        raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
+    method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
+    tuner = checked_tuner(run.tuner.name, run.tuner.options)
+    partition = checked(PARTITIONS[run.data.partition.name], run.data.partition.options, "data.partition.")
+    imbalance = run.data.imbalance if run.data.imbalance is not None else source.imbalance
+    return run.model_copy(
+        update={
+            "rounds": run.rounds if entry.method.trains else 0,
+            "method": Choice(name=name, **method.model_dump(exclude={"local"})),
+            "tuner": Choice(name=run.tuner.name, **tuner),
+            "data": run.data.model_copy(
+                update={
+                    "imbalance": imbalance,
+                    "partition": Choice(name=run.data.partition.name, **partition.model_dump(exclude_none=True)),
+                }
+            ),
+        }
+    )
+
+
+def checked_tuner(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A tuner's options with all defaults; of a join, a group of them for each part."""
+    parts = tuner_names(name)
+    if len(parts) == 1:
+        return checked(TUNERS[name], options, "tuner.").model_dump()
+    return {part: checked(TUNERS[part], options.get(part, {}), f"tuner.{part}.").model_dump() for part in parts}
+
+
+def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = where + ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            raise unknown("key", key, [where + field for field in kind.model_fields]) from error
+        raise UserError(f"{key}: {problem['msg'].lower()}, got {problem['input']!r}") from error
+
+
+# --- which keys there are -------------------------------------------------------------------------------------------
+
+
+def check_keys(document: Mapping[str, Any], entry: Entry) -> None:
+    """An unknown key ends the run before it begins, with the nearest that exists, at any depth."""
+    known = set(known_keys(document, entry))
+    groups = {key.rsplit(".", 1)[0] for key in known if "." in key}
+    short = [key for key, full in SHORT.items() if full in known and key != "method"]
+    for key in flat(document):
+        if key not in known and key not in groups:
+            raise unknown("key", key, [*known, *short], f"fedtailor show {document['method']['name']}")
+
+
+def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
+    for name in Run.model_fields:
+        if name not in {"method", "local", "tuner", "data", "backbone"}:
+            yield name
+    for group, kind in (("local", Local), ("data", Data), ("backbone", Backbone)):
+        yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
+    yield "method.name"
+    yield from (f"method.{name}" for name in entry.method.model_fields if name != "local")
+    yield "tuner.name"
+    tuner = document["tuner"]["name"]
+    parts = tuner_names(str(tuner))
+    for part in parts:
+        prefix = "tuner" if len(parts) == 1 else f"tuner.{part}"
+        yield from (f"{prefix}.{name}" for name in TUNERS[part].model_fields)
+    yield "data.partition.name"
+    partition = document.get("data", {}).get("partition", {}).get("name", Data().partition.name)
+    if partition not in PARTITIONS:
+        raise unknown("partition", str(partition), PARTITIONS, "fedtailor list partitions")
+    yield from (f"data.partition.{name}" for name in PARTITIONS[partition].model_fields)
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested groups as dotted keys."""
+    out: dict[str, Any] = {}
+    for name, value in document.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return out
+
+
+# --- text in --------------------------------------------------------------------------------------------------------
+
+
+def parse(words: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words; a value is read as TOML where it is TOML (0.1, true, [1, 2]), else as plain text."""
+    settings: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{word!r} is not key=value; write for example rounds=20 or data.alpha=0.1")
+        full = SHORT.get(key, key)
+        if full in settings:
+            raise UserError(f"{key} is given twice")
+        settings[full] = parse_value(text)
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} is not a readable run.toml: {error}") from error
+    if not isinstance(document.get("method"), dict) or "name" not in document["method"]:
+        raise UserError(f"{path} is not a run.toml: it names no method")
+    return document
+
+
+def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
+    """The run of a run.toml, with other settings where they are given."""
+    document = read_document(path)
+    document.pop("about", None)
+    return make_run(settings={**flat(document), **(settings or {})})
+
+
+def dataset_names() -> list[str]:
+    return [*DATASETS, *(f"{form}:PATH" for form in FORMS)]

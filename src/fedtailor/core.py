@@ -1,0 +1,201 @@
+"""The vocabulary in which every method is written.
+
+A method is FedAvg unless it says otherwise: it may change the loss, the client's pass, who owns which parameter, how
+the server folds replies, or the whole round. It never touches an engine, a file or another client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from .descend import Local, descend, gradient_of
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .model import Model
+
+Params = dict[str, Tensor]  # flat, dotted names: "text.ctx", "visual.block11.q.A"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who owns a parameter."""
+
+    kind: str
+    cluster: str = ""
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster}" if self.cluster else self.kind
+
+
+GLOBAL = Scope("global")  # one copy, on the server
+LOCAL = Scope("local")  # one copy a client, which never leaves it
+FIXED = Scope("fixed")  # made from the seed everywhere, never trained, never sent
+
+
+def cluster(name: str) -> Scope:
+    """One copy for each cluster of the clustering of that name; the server's copy for clients in none."""
+    return Scope("cluster", name)
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor  # what the image tower is entered with: pixels, cached tokens or cached features
+    y: Tensor  # (B,) labels, given or pseudo
+    index: Tensor  # (B,) which of the client's samples these are
+    rng: torch.Generator | None = None  # for dropout; None outside training
+
+
+class Samples(Protocol):
+    """A client's training data. Where labels are not given, there is no way to them from here."""
+
+    def __len__(self) -> int: ...
+    @property
+    def labels(self) -> Tensor: ...
+    def counts(self) -> Tensor: ...
+    def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Me:
+    """All that a pass may see of its client. There is no test data here."""
+
+    id: int
+    round: int
+    data: Samples
+    memory: Params
+    inbox: Params
+    rng: torch.Generator
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a pass gives back. Of `params` only the shared part leaves the client; absent means unchanged."""
+
+    params: Params
+    weight: float = 1.0
+    stats: Params = field(default_factory=dict)  # goes up
+    keep: Params = field(default_factory=dict)  # stays, and comes back as me.memory
+
+
+@dataclass(frozen=True)
+class Server:
+    round: int
+    params: Params
+    clusters: Mapping[str, Mapping[int, Params]] = field(default_factory=dict)  # clustering → cluster → its copies
+    cluster_of: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # clustering → client → cluster
+    state: Params = field(default_factory=dict)  # whatever else a method's server side remembers
+
+    def params_for(self, client: int, scopes: Mapping[str, Scope]) -> Params:
+        """What this client is sent: global parameters, and its clusters' copies where it has one."""
+        down = {}
+        for name, value in self.params.items():
+            where = scopes[name].cluster
+            group = self.cluster_of.get(where, {}).get(client)
+            down[name] = value if group is None else self.clusters[where][group].get(name, value)
+        return down
+
+
+Pass = Callable[["Model", Me, Params], Reply]
+
+
+class Each(Protocol):
+    """The engine, entire: run a pass on every client of a cohort. Its name is its address on the wire."""
+
+    def __call__(
+        self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
+    ) -> dict[int, Reply]: ...
+
+
+class Method(BaseModel):
+    """FedAvg. A paper is a subclass; its fields are the paper's hyper-parameters, in the paper's letters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: ClassVar[Mapping[str, Scope]] = {"*": GLOBAL}  # pattern → scope, first match wins
+    neutral: ClassVar[Mapping[str, Any]] = {}  # the values at which it must equal FedAvg bit for bit
+    trains: ClassVar[bool] = True  # False: nothing is learned, no round is run
+    everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
+
+    local: Local = Local()  # how a client descends: epochs, batch, lr …
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        return model.init(rng)
+
+    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
+        """Of one batch; `start` is what the client was given at the beginning of its pass."""
+        return F.cross_entropy(model.logits(theta, batch.x, batch.rng), batch.y)
+
+    def train(self, model: Model, me: Me, theta: Params) -> Reply:
+        def loss(now: Params, batch: Batch) -> Tensor:
+            return self.loss(model, now, batch, start=theta)
+
+        fixed = {name for name, scope in resolve(self.share, theta).items() if scope == FIXED}
+        trained = descend(gradient_of(loss), theta, me.data, self.local, me.round, me.rng, fixed)
+        return Reply(trained, weight=len(me.data))
+
+    def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
+        return replace(server, params={**server.params, **weighted_mean(replies)})
+
+    def cohort(self, t: int, clients: int, fraction: float, rng: torch.Generator) -> list[int]:
+        """Who takes part in round t: max(int(fraction · K), 1) clients, uniformly."""
+        if self.everyone_first and t == 0:
+            return list(range(clients))
+        chosen = torch.randperm(clients, generator=rng)[: max(int(fraction * clients), 1)]
+        return sorted(chosen.tolist())
+
+    def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        return self.aggregate(server, each(self.train, server, cohort))
+
+    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        """(B, C) logits of a client's model."""
+        return model.logits(theta, x)
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        """(B, C) logits of the server's model, of what is shared alone: LOCAL parameters have their first values."""
+        return self.predict(model, theta, x)
+
+
+def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor]) -> dict[str, Scope]:
+    """The scope of every parameter. Each must match a pattern, and each pattern must match something."""
+    scopes: dict[str, Scope] = {}
+    used = set()
+    for name in names:
+        pattern = next((p for p in share if fnmatchcase(name, p)), None)
+        if pattern is not None:
+            scopes[name] = share[pattern]
+            used.add(pattern)
+    lost, idle = [n for n in names if n not in scopes], [p for p in share if p not in used]
+    if names and (lost or idle):
+        raise UserError(
+            f"share does not fit this tuner: parameters without a pattern: {', '.join(lost) or 'none'}; "
+            f"patterns without a parameter: {', '.join(idle) or 'none'}; parameters are {', '.join(names)}"
+        )
+    return scopes
+
+
+def weighted_mean(replies: Mapping[int, Reply]) -> Params:
+    """Σ w_k θ_k / Σ w_k over the clients that sent θ, folded in client order so that arrival order can't matter."""
+    order = sorted(replies)
+    names = dict.fromkeys(name for k in order for name in replies[k].params)
+    mean = {}
+    for name in names:
+        senders = [k for k in order if name in replies[k].params]
+        total = sum(replies[k].weight for k in senders)
+        if total <= 0:
+            raise UserError(
+                f"the replies for {name} have a total weight of {total}; no client had anything to train on"
+            )
+        fold = torch.zeros_like(replies[senders[0]].params[name], dtype=torch.float64)
+        for k in senders:
+            fold += replies[k].params[name].double() * replies[k].weight
+        mean[name] = (fold / total).to(replies[senders[0]].params[name].dtype)
+    return mean

@@ -1,0 +1,58 @@
+"""Is a dataset complete and readable? For `fedtailor data check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtailor.data import default_root, find_source
+from fedtailor.data.sets import Split, histogram
+from fedtailor.errors import UserError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a check: how far it is, and what it found wrong, if anything."""
+
+    done: int
+    total: int
+    finding: str | None = None
+
+
+def check(name: str, root: Path | None = None) -> Iterator[Step]:
+    """Opens the dataset as downloaded (before any thinning), counts it and reads every picture."""
+    source = find_source(name)
+    try:
+        dataset = source.load(root or default_root())
+    except UserError as error:
+        yield Step(0, 0, str(error))
+        return
+    parts = {"training": dataset.train, "test": dataset.test}
+    total = sum(map(len, parts.values()))
+    for (what, split), size in zip(parts.items(), source.sizes or (None, None), strict=True):
+        if size is not None and len(split) != size:
+            yield Step(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
+        elif len(split) == 0:
+            yield Step(0, total, f"{name} has no {what} pictures")
+        yield from (Step(0, total, finding) for finding in absent(what, split, dataset.classes))
+    done = 0
+    for split in parts.values():
+        for index in range(len(split)):
+            done += 1
+            yield Step(done, total, unreadable(split, index))
+
+
+def absent(what: str, split: Split, classes: tuple[str, ...]) -> list[str]:
+    if split.labels is None or len(split) == 0:
+        return []
+    counts = histogram(split.labels, len(classes))
+    return [f"no {what} picture of {name!r}" for name, count in zip(classes, counts, strict=True) if count == 0]
+
+
+def unreadable(split: Split, index: int) -> str | None:
+    try:
+        split.images.read(index)
+    except UserError as error:
+        return str(error)
+    return None

@@ -1,0 +1,96 @@
+"""Pictures as a model enters them, and a client's share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtailor.clip.cache import Watch, activations, encode
+from fedtailor.clip.preprocess import Preprocess
+from fedtailor.core import Batch
+from fedtailor.data.sets import Images, Indices
+from fedtailor.errors import UserError
+from fedtailor.model import PRECISIONS, Model
+
+
+class Pool(Protocol):
+    """All pictures of a split at the stage where the tuner enters the image tower."""
+
+    def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
+        """With a generator, and where the transform augments, random views; else the one deterministic view."""
+        ...
+
+
+@dataclass(frozen=True)
+class CachedPool:
+    values: NDArray[np.float32]
+
+    def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self.values[indices]))
+
+
+@dataclass(frozen=True)
+class LivePool:
+    """For transforms that augment: every view is new, so the frozen part of the tower is run for each."""
+
+    model: Model
+    images: Images
+    transform: Preprocess
+
+    def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
+        views = torch.stack([self.transform(self.images.read(int(i)), rng) for i in indices])
+        model = self.model
+        return encode(model.clip, views, model.stage, model.device, PRECISIONS[model.precision])
+
+
+def make_pool(
+    model: Model,
+    digest: str,
+    images: Images,
+    transform: Preprocess,
+    training: bool,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+) -> Pool:
+    if training and transform.augment:
+        return LivePool(model, images, transform)
+    precision = PRECISIONS[model.precision]
+    return CachedPool(
+        activations(model.clip, digest, images, transform, model.stage, model.device, precision, folder, watch)
+    )
+
+
+class Shelf:
+    """A client's training samples. Built without labels, it has none to give away."""
+
+    def __init__(self, pool: Pool, indices: Indices, labels: Indices | None, classes: int) -> None:
+        self._pool, self._indices, self.classes = pool, indices, classes
+        self._labels = None if labels is None else torch.from_numpy(labels[indices])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def labels(self) -> Tensor:
+        if self._labels is None:
+            raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
+        return self._labels
+
+    def counts(self) -> Tensor:
+        """(C,) samples of each class."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
+        """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
+        order = torch.randperm(len(self), generator=rng)
+        whole = drop_last and len(self) >= size
+        for begin in range(0, len(self) - size + 1 if whole else len(self), size):
+            index = order[begin : begin + size]
+            yield Batch(self._pool.fetch(self._indices[index.numpy()], rng), self.labels[index], index, rng)

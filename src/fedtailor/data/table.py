@@ -1,0 +1,122 @@
+"""`csv:PATH`: a user's own pictures, listed in a CSV file: path and, as far as known, label, split and site."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.files import PHOTO, class_names, every, listed, readable
+from fedtailor.data.sets import Dataset, Split
+from fedtailor.errors import UserError
+
+STEP = 5  # without a split column, every fifth row of a class is for testing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the file; a column that is not there reads as empty."""
+
+    path: str
+    label: str = ""
+    split: str = ""
+    site: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def table(path: Path) -> Dataset:
+    rows = read_rows(path)
+    train, test = divided(path, rows)
+    if not train:
+        raise UserError(f"{path} has no train rows; write train into the split column of some")
+    if test and not filled(path, test, "label", "test"):
+        raise UserError(
+            f"{path}: the test rows have no labels, so nothing can be tested; label them or make them train rows"
+        )
+    names = class_names(path.with_name("classes.txt"), sorted({row.label for row in rows if row.label}), path)
+    sites = sorted({row.site for row in rows if row.site})
+
+    def split(part: list[Row], what: str) -> Split:
+        known = filled(path, part, "label", what)
+        # No test rows is an empty labelled split, not an unlabelled one: there is nothing to label.
+        labels = [names.index(row.label) for row in part] if known or not part else None
+        made = listed(path.parent, [row.path for row in part], labels)
+        if not filled(path, part, "site", what):
+            return made
+        return replace(made, sites=np.array([sites.index(row.site) for row in part], dtype=np.int64))
+
+    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, split(train, "train"), split(test, "test"))
+
+
+def divided(path: Path, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Train and test rows, by the split column or, where no row has one, every fifth of a class."""
+    if filled(path, rows, "split", "data"):
+        if wrong := [row for row in rows if row.split not in ("train", "test")]:
+            raise UserError(f"{path}: split must be train or test, got {wrong[0].split!r} for {wrong[0].path}")
+        return [row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"]
+    if not filled(path, rows, "label", "data"):
+        return rows, []
+    _, labels = np.unique([row.label for row in rows], return_inverse=True)
+    train, test = every(labels.astype(np.int64), STEP)
+    return [rows[index] for index in train], [rows[index] for index in test]
+
+
+def filled(path: Path, rows: list[Row], column: str, what: str) -> bool:
+    """Whether a column is filled in all these rows; in some only is an error."""
+    empty = [row for row in rows if not getattr(row, column)]
+    if empty and len(empty) < len(rows):
+        raise UserError(
+            f"{path}: {len(empty)} of {len(rows)} {what} rows have no {column} (the first is {empty[0].path}); "
+            "fill it in for all of them or for none"
+        )
+    return bool(rows) and not empty
+
+
+def read_rows(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise UserError(
+            f"{path} is not a file; give a CSV file with a header: path and, as far as known, label, split, site"
+        )
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *lines = [line for line in csv.reader(file, strict=True) if line] or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a well-formed CSV file in UTF-8: {error}") from error
+    header = [column.strip() for column in header]
+    check_header(path, header)
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(header):
+            raise UserError(
+                f'{path}, row {number} has {len(line)} fields, the header {len(header)}; quote commas with "…"'
+            )
+        values = {column: value.strip() for column, value in zip(header, line, strict=True) if column in COLUMNS}
+        if not values["path"]:
+            raise UserError(f"{path}, row {number} has no path; fill it in or remove the row")
+        rows.append(Row(**values))
+    if not rows:
+        raise UserError(f"{path} has no rows below its header; list one picture a row")
+    name, times = Counter(row.path for row in rows).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{path} lists {name} {times} times; list each picture once")
+    return rows
+
+
+def check_header(path: Path, header: list[str]) -> None:
+    # Other columns are the user's own business, but a misspelt one would silently mean "unlabelled".
+    for column in header:
+        near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
+        if column not in COLUMNS and near and near[0] not in header:
+            raise UserError(f"{path}: unknown column {column!r}; did you mean {near[0]!r}?")
+    if "path" not in header:
+        raise UserError(
+            f"{path} has no column 'path', its header is {', '.join(header)!r}; add one with the pictures' files"
+        )
+    if twice := [column for column in COLUMNS if header.count(column) > 1]:
+        raise UserError(f"{path} has the column {twice[0]!r} twice; remove one")

@@ -1,0 +1,55 @@
+"""The meaning of `each`: a loop over the cohort, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Params, Pass, Reply, Samples, Server
+from ..visit import Client, Job, Task, reply_bytes, visit
+
+
+@dataclass(frozen=True)
+class Visited:
+    """What one visit cost."""
+
+    round: int
+    client: int
+    pass_: str
+    samples: int
+    weight: float
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+
+
+class LocalEngine:
+    def __init__(self, job: Job, data: Sequence[Samples], clients: Mapping[int, Client] | None = None) -> None:
+        self.job, self.data = job, data
+        self.clients = {k: Client() for k in range(len(data))} | dict(clients or {})
+        self.visits: list[Visited] = []  # since whoever reads it last cleared it
+
+    def __call__(
+        self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
+    ) -> dict[int, Reply]:
+        mail = inbox or {}
+        tasks = {
+            k: Task(pass_.__name__, server.round, server.params_for(k, self.job.scopes), mail.get(k, {}))
+            for k in sorted(cohort)
+        }
+        return self.run(tasks)
+
+    def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
+        return {k: self.call(k, task) for k, task in tasks.items()}
+
+    def call(self, k: int, task: Task) -> Reply:
+        began = time.perf_counter()
+        reply, self.clients[k] = visit(self.job, k, task, self.clients[k], self.data[k])
+        took = time.perf_counter() - began
+        self.visits.append(
+            Visited(
+                task.round, k, task.pass_, len(self.data[k]), reply.weight, task.bytes, reply_bytes(reply), round(took, 4)
+            )
+        )
+        return reply

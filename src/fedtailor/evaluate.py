@@ -1,0 +1,91 @@
+"""Tests of the server's model on the whole test set, and of every client's model on its own part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .core import Params, Server
+from .data.groups import Groups
+from .data.samples import Pool
+from .data.sets import Indices
+from .metrics import Score, mean_score, score
+from .visit import Client, Job, theta_of
+
+CHUNK_BYTES = 64 << 20  # of tower input taken at once
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The test set and each client's part of it. Only the loop holds one: no pass can reach it."""
+
+    pool: Pool
+    labels: Indices
+    parts: tuple[Indices, ...]
+    groups: Groups
+
+    def predict(self, logits: Callable[[Tensor], Tensor], indices: Indices) -> Indices:
+        found = []
+        if len(indices) == 0:
+            return indices
+        step = max(1, CHUNK_BYTES // (4 * self.pool.fetch(indices[:1]).numel()))
+        with torch.no_grad():
+            for begin in range(0, len(indices), step):
+                x = self.pool.fetch(indices[begin : begin + step])
+                found.append(logits(x).argmax(dim=1).cpu().numpy())
+        return np.concatenate(found)
+
+    def score(self, predicted: Indices, indices: Indices) -> Score:
+        return score(self.labels[indices], predicted, self.groups)
+
+    @property
+    def everything(self) -> Indices:
+        return np.arange(len(self.labels))
+
+    def both(self, logits: Callable[[Tensor], Tensor]) -> tuple[Score, Score]:
+        """One model for all: its score on the whole set, and the mean of its scores on the clients' parts."""
+        predicted = self.predict(logits, self.everything)
+        parts = [self.score(predicted[part], part) for part in self.parts]
+        return self.score(predicted, self.everything), mean_score(parts)
+
+
+def score_zero_shot(job: Job, tests: Tests) -> tuple[Score, Score]:
+    return tests.both(job.model.zero_shot_logits)
+
+
+def score_shared(job: Job, server: Server, tests: Tests) -> Score:
+    """The server's model on the whole test set."""
+    theta = on_device(job, theta_of(job, server.params, Client()))
+    model = job.model.remembering()
+    predicted = tests.predict(lambda x: job.method.predict_shared(model, theta, x), tests.everything)
+    return tests.score(predicted, tests.everything)
+
+
+def score_clients(job: Job, server: Server, clients: Mapping[int, Client], tests: Tests) -> list[Score]:
+    """Every client's own model on its own part."""
+    return [score_client(job, server, k, clients[k], tests) for k in range(len(tests.parts))]
+
+
+def score_client(job: Job, server: Server, who: int, client: Client, tests: Tests) -> Score:
+    theta = on_device(job, personal_theta(job, server, who, client))
+    model = job.model.remembering()
+    predicted = tests.predict(lambda x: job.method.predict(model, theta, x), tests.parts[who])
+    return tests.score(predicted, tests.parts[who])
+
+
+def personal_theta(job: Job, server: Server, who: int, client: Client) -> Params:
+    """A client's own model.
+
+    Where clients keep parameters of their own: those, with what the server would send now. Where they keep none: the
+    parameters as this client last trained them, before they were averaged; the server's if it has not trained yet.
+    """
+    down = server.params_for(who, job.scopes)
+    return theta_of(job, {**down, **client.tuned}, client)
+
+
+def on_device(job: Job, theta: Params) -> Params:
+    return {name: job.model.put(value) for name, value in theta.items()}

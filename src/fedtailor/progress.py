@@ -1,0 +1,55 @@
+"""What a run is doing, live, on stderr: only where someone is looking."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from .api import Watcher
+from .metrics import Score
+from .setup import Setup
+from .train import Record
+
+
+class Progress(Watcher):
+    def __init__(self, enabled: bool) -> None:
+        console = Console(stderr=True)
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not enabled or not console.is_terminal,
+            transient=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Progress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bars.stop()
+
+    def working(self, what: str, done: int, total: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total, note="")
+        self.bars.update(self.tasks[what], completed=done, total=total)
+        if done >= total:
+            self.bars.remove_task(self.tasks.pop(what))
+
+    def started(self, setup: Setup, zero_shot: Score) -> None:
+        name, rounds = setup.run.method.name, setup.run.rounds
+        if rounds:
+            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=f"zero-shot {zero_shot.overall:.1f}%")
+
+    def finished(self, record: Record, rounds: int) -> None:
+        note = "" if record.shared is None else f"accuracy {record.shared.overall:.1f}%"
+        self.bars.update(self.tasks["rounds"], completed=record.round, note=note or None)

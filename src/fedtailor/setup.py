@@ -1,0 +1,99 @@
+"""From settings to everything a run needs: data dealt out, CLIP loaded, images encoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .clip.cache import Watch
+from .clip.load import load
+from .clip.preprocess import preprocess
+from .config import Run
+from .data import open_dataset
+from .data.federation import Federation, federate
+from .data.groups import GROUPS, Groups
+from .data.samples import Pool, Shelf, make_pool
+from .data.sets import histogram
+from .engines import ENGINES
+from .engines.local import LocalEngine
+from .errors import UserError
+from .evaluate import Tests
+from .model import Model
+from .visit import Client, Job
+
+
+@dataclass(frozen=True)
+class Setup:
+    run: Run
+    federation: Federation
+    groups: Groups
+    job: Job
+    tests: Tests
+    train_pool: Pool | None  # None where nothing is trained
+    weights: str  # hash of the backbone
+
+    @cached_property
+    def shelves(self) -> list[Shelf]:
+        """Each client's training samples."""
+        if self.train_pool is None:
+            return []
+        dataset = self.federation.dataset
+        labels = dataset.train.labels
+        if labels is None:
+            raise UserError(f"{dataset.name} has no training labels; labels=given needs them")
+        C = len(dataset.classes)
+        return [Shelf(self.train_pool, share.train, labels, C) for share in self.federation.shares]
+
+    def engine(self, clients: dict[int, Client] | None = None) -> LocalEngine:
+        return ENGINES[self.run.engine](self.job, self.shelves, clients)
+
+
+def deal(run: Run) -> tuple[Federation, Groups]:
+    """Open the dataset and deal it out."""
+    root = Path(run.data.root).expanduser() if run.data.root else None
+    dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
+    federation = federate(dataset, run.make_partition(), run.clients, run.seed)
+    C = len(dataset.classes)
+    labels = dataset.train.labels
+    counts = np.ones(C, dtype=np.int64) if labels is None else histogram(labels, C)
+    return federation, GROUPS[run.data.groups](counts)
+
+
+def prepare(run: Run, watch: Watch | None = None) -> Setup:
+    federation, groups = deal(run)
+    dataset = federation.dataset
+    if dataset.test.labels is None or len(dataset.test) == 0:
+        raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
+    method = run.make_method()
+    if method.trains and dataset.train.labels is None:
+        raise UserError(f"{dataset.name} has no training labels, and labels=given takes them from the data")
+    checkpoint = load(run.backbone.name)
+    template = run.data.template or dataset.template
+    device = find_device(run.backbone.device)
+    model = Model.of(checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision)
+    job = Job(method, model, run.seed)
+    job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
+    size = checkpoint.clip.shape.image_size
+    transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
+    test = make_pool(model, checkpoint.digest, dataset.test.images, transform, training=False, watch=watch)
+    train = None
+    if method.trains:
+        train = make_pool(model, checkpoint.digest, dataset.train.images, transform, training=True, watch=watch)
+    tests = Tests(test, dataset.test.labels, tuple(share.test for share in federation.shares), groups)
+    return Setup(run, federation, groups, job, tests, train, checkpoint.digest)
+
+
+def find_device(name: str) -> str:
+    if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"backbone.device={name}: {str(error).splitlines()[0]}") from error
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

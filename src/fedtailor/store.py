@@ -1,0 +1,193 @@
+"""The run folder. Whatever moment a run is killed at, what is in here is whole, and the run goes on from it.
+
+    run.toml         all settings, resolved; runs the run again
+    rounds.jsonl     a line a round: scores, bytes, seconds
+    clients.jsonl    a line a visit
+    checkpoint.json  the one file that says what counts: round, state files with their hashes, lengths of the two logs
+    state/           safetensors: the server's state, and each client's, which stays out of everything else
+    result.json      at the end: what `fedtailor run --json` prints
+
+A checkpoint is new state files, then one atomic replacement of checkpoint.json. Log lines beyond the lengths that it
+names belong to a round that was not finished, and are cut off on resuming. There is no generator state to keep: every
+draw is made from the seed and its path (rng.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from . import __version__
+from .config import Run, read_document, read_toml
+from .core import Params, Server
+from .engines.local import Visited
+from .errors import UserError
+from .visit import Client
+from .wire import client_from_bytes, client_to_bytes, from_bytes, to_bytes
+
+LOGS = ("rounds.jsonl", "clients.jsonl")
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = FileLock(folder / ".lock")
+        self.files: dict[int, str] = {}  # client → its current state file
+
+    @classmethod
+    def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> Store:
+        """A new run folder; one that has something in it is left alone."""
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; resume the run in it with --resume {folder}, or choose another --out")
+        (folder / "state").mkdir(parents=True, exist_ok=True)
+        store = cls(folder)
+        store.take()
+        head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
+        write(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
+        return store
+
+    @classmethod
+    def reopen(cls, folder: Path) -> tuple[Store, Run, dict[str, str]]:
+        """An existing run folder, refused if it is none or of another version."""
+        toml = folder / "run.toml"
+        if not toml.is_file():
+            raise UserError(f"{folder} is not a run folder: it has no run.toml")
+        about = read_document(toml).get("about", {})
+        if about.get("version") != __version__:
+            raise UserError(
+                f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
+                "its numbers would not continue exactly, so run it again from its run.toml in a new folder"
+            )
+        store = cls(folder)
+        store.take()
+        return store, read_toml(toml), about
+
+    def take(self) -> None:
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UserError(f"another process is running in {self.folder}") from error
+
+    def close(self) -> None:
+        self.lock.release()
+
+    def append(self, log: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        with (self.folder / log).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_round(self, row: Mapping[str, Any], visits: Iterable[Visited]) -> None:
+        self.append("clients.jsonl", [asdict(v) for v in visits])
+        self.append("rounds.jsonl", [row])
+
+    def checkpoint(self, server: Server, clients: Mapping[int, Client], changed: Iterable[int]) -> None:
+        """Make this the state to resume from. Only the states of clients that changed are written."""
+        state = self.folder / "state"
+        server_file = f"server-{server.round}.safetensors"
+        write(state / server_file, server_to_bytes(server))
+        for k in sorted(set(changed)):
+            self.files[k] = f"client-{k}-{server.round}.safetensors"
+            write(state / self.files[k], client_to_bytes(clients[k]))
+        named = [server_file, *self.files.values()]
+        note = {
+            "version": __version__,
+            "run": file_hash(self.folder / "run.toml"),
+            "round": server.round,
+            "server": server_file,
+            "clients": self.files,
+            "hashes": {name: file_hash(state / name) for name in named},
+            "logs": {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()},
+        }
+        write(self.folder / "checkpoint.json", json.dumps(note, indent=1).encode())
+        for old in state.iterdir():  # only now is nothing older needed
+            if old.name not in named:
+                old.unlink()
+
+    def resume(self) -> tuple[Server, dict[int, Client]] | None:
+        """The last checkpoint, or None if the run was killed before its first. Unfinished log lines are cut off."""
+        path = self.folder / "checkpoint.json"
+        if not path.is_file():
+            for log in LOGS:
+                (self.folder / log).unlink(missing_ok=True)
+            return None
+        try:
+            note = json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
+        if note["run"] != file_hash(self.folder / "run.toml"):
+            raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
+        state = {name: self.read_state(name, digest) for name, digest in note["hashes"].items()}
+        for log in LOGS:
+            cut(self.folder / log, note["logs"].get(log, 0))
+        self.files = {int(k): name for k, name in note["clients"].items()}
+        clients = {k: client_from_bytes(state[name]) for k, name in self.files.items()}
+        return server_from_bytes(state[note["server"]]), clients
+
+    def read_state(self, name: str, digest: str) -> bytes:
+        path = self.folder / "state" / name
+        if not path.is_file():
+            raise UserError(f"{path} is missing; this run cannot be resumed")
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise UserError(f"{path} is damaged; this run cannot be resumed")
+        return data
+
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.folder / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def server_to_bytes(server: Server) -> bytes:
+    groups: dict[str, Params] = {"params": server.params, "state": server.state}
+    for name, copies in server.clusters.items():
+        groups |= {f"cluster:{name}:{c}": dict(params) for c, params in copies.items()}
+    return to_bytes(groups, {"round": server.round, "cluster_of": {n: dict(m) for n, m in server.cluster_of.items()}})
+
+
+def server_from_bytes(data: bytes) -> Server:
+    groups, note = from_bytes(data)
+    clusters: dict[str, dict[int, Params]] = {}
+    for group, params in groups.items():
+        if group.startswith("cluster:"):
+            _, name, c = group.split(":")
+            clusters.setdefault(name, {})[int(c)] = params
+    cluster_of = {name: {int(k): c for k, c in members.items()} for name, members in note["cluster_of"].items()}
+    return Server(note["round"], groups["params"], clusters, cluster_of, groups["state"])
+
+
+def write(path: Path, data: bytes) -> None:
+    """All of it or nothing: written aside, forced to disk, moved into place, the move forced to disk too."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, nor need it be
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def cut(log: Path, length: int) -> None:
+    size = log.stat().st_size if log.exists() else 0
+    if size < length:
+        raise UserError(f"{log} is shorter than its checkpoint says; this run cannot be resumed")
+    if size > length:
+        with log.open("r+b") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())

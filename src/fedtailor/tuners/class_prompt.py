@@ -1,0 +1,31 @@
+"""A context of its own for every class (CoOp's CSC; CAPT's class-aware prompts)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+
+from .base import Bend, Plan, Tuner, normal
+
+if TYPE_CHECKING:
+    from ..core import Params
+    from ..model import Model
+
+
+class ClassPrompt(Tuner):
+    length: int = Field(4, ge=1, title="M", description="context rows of each class")
+    position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({"text"})
+
+    def plan(self, model: Model) -> Plan:
+        return Plan(own=self.length, position=self.position)
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        return {"class.ctx": normal((model.classes, self.length, model.clip.text.width), rng)}
+
+    def bend(self, theta: Params) -> Bend:
+        return Bend(own=theta["class.ctx"])

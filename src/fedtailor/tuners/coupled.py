@@ -1,0 +1,63 @@
+"""A text context that also prompts the image tower through a learned projection: shallow in CAPT, deep in MaPLe."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ..clip.model import Clip
+from ..clip.vision import EMBEDDED, Prompt
+from ..errors import UserError
+from .base import Bend, Plan, Tuner, normal
+from .text_prompt import context, frozen_words
+
+if TYPE_CHECKING:
+    from ..core import Params
+    from ..model import Model
+
+
+class Coupled(Tuner):
+    length: int = Field(1, ge=1, title="M", description="context rows, and image tokens made from them")
+    depth: int = Field(1, ge=1, title="J", description="1: one projection at the input (CAPT) · more: deep (MaPLe)")
+    words: str = Field("", description="start as these words; those beyond M stay frozen. Empty: N(0, 0.02²)")
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({"text", "image"})
+
+    def stage(self, clip: Clip) -> str:
+        return clip.vision.stages[1]
+
+    def plan(self, model: Model) -> Plan:
+        return Plan(shared=self.length, before=frozen_words(model, self.words, self.length))
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        text, vision = model.clip.text, model.clip.vision
+        most = min(len(text.transformer), vision.layers)
+        if self.depth > most:
+            raise UserError(f"depth={self.depth}: both towers have to have that many layers, the smaller has {most}")
+        theta = {"general.ctx": context(model, self.length, self.words, rng)}
+        theta |= {f"general.deep{i}": normal((self.length, text.width), rng) for i in range(1, self.depth)}
+        for i in range(self.depth):
+            theta |= linear_init(f"couple.{i}", text.width, vision.prompt_width, rng)
+        return theta
+
+    def bend(self, theta: Params) -> Bend:
+        deep = {i: theta[f"general.deep{i}"] for i in range(1, self.depth)}
+        rows = [theta["general.ctx"], *deep.values()]
+        visual = [F.linear(r, theta[f"couple.{i}.weight"], theta[f"couple.{i}.bias"]) for i, r in enumerate(rows)]
+        later = {i: Prompt(token, replace=True) for i, token in enumerate(visual) if i > 0}
+        return Bend(shared=theta["general.ctx"], deep=deep, prompts={EMBEDDED: Prompt(visual[0]), **later})
+
+
+def linear_init(name: str, inside: int, outside: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """As torch.nn.Linear begins: uniform in ±1/√inside."""
+
+    def uniform(*shape: int) -> Tensor:
+        return (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside)
+
+    return {f"{name}.weight": uniform(outside, inside), f"{name}.bias": uniform(outside)}

@@ -1,0 +1,66 @@
+"""Several tuners at once: `text_prompt+visual_prompt` is FedCoPL's, `coupled+class_prompt` CAPT's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import SerializeAsAny
+
+from ..clip.model import Clip
+from ..errors import UserError
+from .base import Bend, Plan, Tuner
+
+if TYPE_CHECKING:
+    from ..core import Params
+    from ..model import Model
+
+
+class Join(Tuner):
+    parts: tuple[SerializeAsAny[Tuner], ...]
+
+    def touches(self) -> frozenset[str]:
+        return frozenset(tower for part in self.parts for tower in part.touches())
+
+    def stage(self, clip: Clip) -> str:
+        return min((part.stage(clip) for part in self.parts), key=clip.vision.stages.index)
+
+    def plan(self, model: Model) -> Plan:
+        plans = [part.plan(model) for part in self.parts]
+        learning = [plan for plan in plans if plan.shared or plan.own]
+        if sum(plan.shared > 0 for plan in plans) > 1 or sum(plan.own > 0 for plan in plans) > 1:
+            raise UserError("two of the joined tuners put the same kind of context before the class name; keep one")
+        if len({plan.position for plan in learning}) > 1:
+            raise UserError("the joined tuners put the class name at different positions")
+        return Plan(
+            shared=sum(plan.shared for plan in plans),
+            own=sum(plan.own for plan in plans),
+            before=sum((plan.before for plan in plans), ()),
+            position=learning[0].position if learning else "end",
+        )
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        self.plan(model)
+        theta: Params = {}
+        for part in self.parts:
+            new = part.init(model, rng)
+            if clash := theta.keys() & new.keys():
+                raise UserError(f"two of the joined tuners have the same parameters: {', '.join(sorted(clash))}")
+            theta |= new
+        self.bend(theta)  # whether they can act together shows here, before any work
+        return theta
+
+    def bend(self, theta: Params) -> Bend:
+        bends = [part.bend(theta) for part in self.parts]
+        layers = [layer for bend in bends for layer in bend.prompts]
+        if len(set(layers)) < len(layers):
+            raise UserError("two of the joined tuners prompt the image tower at the same layer; keep one")
+        return Bend(
+            shared=next((b.shared for b in bends if b.shared is not None), None),
+            own=next((b.own for b in bends if b.own is not None), None),
+            deep={k: v for b in bends for k, v in b.deep.items()},
+            text_deltas={k: v for b in bends for k, v in b.text_deltas.items()},
+            prompts={k: v for b in bends for k, v in b.prompts.items()},
+            image_deltas={k: v for b in bends for k, v in b.image_deltas.items()},
+            gates=tuple(gate for b in bends for gate in b.gates),
+        )

@@ -1,0 +1,60 @@
+"""Learned tokens in the image tower (VPT): at its beginning, or anew at every layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+
+from ..clip.model import Clip
+from ..clip.vision import EMBEDDED, ModifiedResNet, Prompt
+from ..errors import UserError
+from .base import Bend, Tuner, normal
+
+if TYPE_CHECKING:
+    from ..core import Params
+    from ..model import Model
+
+
+class VisualPrompt(Tuner):
+    length: int = Field(4, ge=1, title="M", description="tokens at a layer")
+    depth: int = Field(1, ge=0, title="J", description="layers prompted; 0: all but the last")
+    first: int = Field(0, ge=0, description="the first prompted layer; what lies below it is cached")
+    mode: Literal["kept", "dropped", "replaced"] = Field(
+        "kept",
+        description="kept: appended once and carried on (depth 1) · dropped: appended and dropped at each layer "
+        "(FedCoPL) · replaced: appended at the first, overwritten at each later one (MaPLe)",
+    )
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({"image"})
+
+    def layers(self, clip: Clip) -> range:
+        depth = self.depth or clip.vision.layers - 1 - self.first
+        if not 1 <= depth <= clip.vision.layers - self.first:
+            raise UserError(
+                f"depth={self.depth} from layer {self.first}: the image tower has {clip.vision.layers} layers"
+            )
+        if self.mode == "kept" and depth > 1:
+            raise UserError("mode=kept carries one set of tokens through the tower: depth=1, or mode=dropped|replaced")
+        if isinstance(clip.vision, ModifiedResNet) and (self.first or self.mode != "kept"):
+            raise UserError("a ResNet has one place for a prompt: first=0 and mode=kept")
+        return range(self.first, self.first + depth)
+
+    def stage(self, clip: Clip) -> str:
+        self.layers(clip)
+        return clip.vision.stages[1 + self.first]
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        layers = self.layers(model.clip)
+        return {"visual.ctx": normal((len(layers), self.length, model.clip.vision.prompt_width), rng)}
+
+    def bend(self, theta: Params) -> Bend:
+        rows = theta["visual.ctx"]
+        if self.mode == "dropped":
+            return Bend(prompts={self.first + i: Prompt(row, keep=False) for i, row in enumerate(rows)})
+        # Tokens that stay enter before ln_pre where that is still ahead, as CLIP's own tokens do.
+        begin = EMBEDDED if self.first == 0 else self.first
+        later = {self.first + i: Prompt(row, replace=True) for i, row in enumerate(rows) if i > 0}
+        return Bend(prompts={begin: Prompt(rows[0]), **later})

@@ -1,0 +1,126 @@
+"""One visit of the server to a client: the single function that every engine calls.
+
+What a client may know goes in, what may leave it comes out. A method cannot leak local state even by mistake: whatever
+its pass returns, LOCAL and FIXED parameters and `keep` are taken out here before anything travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from .core import FIXED, LOCAL, Me, Method, Params, Reply, Samples, Scope, Server, resolve
+from .errors import UserError
+from .rng import generator
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every participant of a run holds before it starts."""
+
+    method: Method
+    model: Model
+    seed: int
+
+    @cached_property
+    def start(self) -> Params:
+        """Every parameter's first value, the same at every participant since it comes from the seed."""
+        return to_cpu(self.method.init(self.model, generator(self.seed, "init")))
+
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        return resolve(self.method.share, self.start)
+
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients keep parameters of their own."""
+        return any(scope == LOCAL for scope in self.scopes.values())
+
+    def first_server(self) -> Server:
+        shared = {n: v for n, v in self.start.items() if self.scopes[n] not in (LOCAL, FIXED)}
+        return Server(round=0, params=shared)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What goes down to one client."""
+
+    pass_: str
+    round: int
+    params: Params
+    inbox: Params = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return size(self.params) + size(self.inbox)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client keeps between visits; it never leaves."""
+
+    local: Params = field(default_factory=dict)  # LOCAL parameters
+    memory: Params = field(default_factory=dict)  # what passes asked to keep
+    tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
+    version: int = 0  # one more with each visit
+
+
+def size(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def reply_bytes(reply: Reply) -> int:
+    return size(reply.params) + size(reply.stats)
+
+
+def to_cpu(params: Params) -> Params:
+    return {name: value.detach().to("cpu") for name, value in params.items()}
+
+
+def theta_of(job: Job, down: Params, client: Client) -> Params:
+    """GLOBAL ∪ CLUSTER ∪ LOCAL ∪ FIXED, in the order of `job.start`."""
+    mine = {**job.start, **client.local}
+    return {n: mine[n] if scope in (LOCAL, FIXED) else down[n] for n, scope in job.scopes.items()}
+
+
+def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tuple[Reply, Client]:
+    """Run one pass on one client. Returns what leaves it, and its new state."""
+    theta = theta_of(job, task.params, client)
+    at = f"{type(job.method).__name__}.{task.pass_}, client {who}, round {task.round}"
+    rng = generator(job.seed, "round", task.round, "client", who, task.pass_)
+    me = Me(who, task.round, data, dict(client.memory), dict(task.inbox), rng)
+    try:
+        # A pass gets copies: nothing it does in place can reach the server or another client.
+        reply = getattr(job.method, task.pass_)(job.model, me, {n: job.model.put(v.clone()) for n, v in theta.items()})
+    except UserError as error:
+        raise UserError(f"{at}: {error}") from error
+    except Exception as error:
+        error.add_note(f"in {at}")
+        raise
+    params = to_cpu(reply.params)
+    check(params, theta, at)
+    leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
+    up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
+    stays = Client(
+        local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},
+        memory={**client.memory, **to_cpu(reply.keep)},
+        tuned=client.tuned if job.personal else {**client.tuned, **leaves},
+        version=client.version + 1,
+    )
+    return up, stays
+
+
+def check(params: Params, theta: Params, at: str) -> None:
+    for name, value in params.items():
+        if name not in theta:
+            raise UserError(f"{at}: returned an unknown parameter {name!r}; known: {', '.join(theta)}")
+        if value.shape != theta[name].shape:
+            raise UserError(f"{at}: {name} came back as {tuple(value.shape)}, it is {tuple(theta[name].shape)}")
+        if not torch.isfinite(value).all():
+            raise UserError(f"{at}: {name} is no longer finite; training diverged, a smaller lr may help")

@@ -1,0 +1,66 @@
+"""Tasks, replies and client states as bytes: safetensors with a JSON note. Nothing here can run code when read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from .core import Params, Reply
+from .errors import UserError
+from .visit import Client, Task
+
+NOTE = "fedtailor"
+
+
+def to_bytes(groups: dict[str, Params], note: dict[str, Any]) -> bytes:
+    """Groups of tensors and a note. Names are told apart by a slash, which no parameter has."""
+    flat = {f"{group}/{name}": value.contiguous() for group, params in groups.items() for name, value in params.items()}
+    return save(flat, metadata={NOTE: json.dumps({**note, "groups": list(groups)})})
+
+
+def from_bytes(data: bytes) -> tuple[dict[str, Params], dict[str, Any]]:
+    try:
+        flat = load(data)
+        length = int.from_bytes(data[:8], "little")
+        note = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][NOTE])
+        groups: dict[str, Params] = {group: {} for group in note.pop("groups")}
+        for name, value in flat.items():
+            group, _, rest = name.partition("/")
+            groups[group][rest] = value
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"a message of {len(data)} bytes is cut short or not one of ours ({error})") from error
+    return groups, note
+
+
+def task_to_bytes(task: Task) -> bytes:
+    return to_bytes({"params": task.params, "inbox": task.inbox}, {"pass": task.pass_, "round": task.round})
+
+
+def task_from_bytes(data: bytes) -> Task:
+    groups, note = from_bytes(data)
+    return Task(note["pass"], note["round"], groups["params"], groups["inbox"])
+
+
+def reply_to_bytes(reply: Reply) -> bytes:
+    """Only what leaves a client: `keep` has been taken out by then, and would be lost here."""
+    return to_bytes({"params": reply.params, "stats": reply.stats}, {"weight": reply.weight})
+
+
+def reply_from_bytes(data: bytes) -> Reply:
+    groups, note = from_bytes(data)
+    return Reply(groups["params"], note["weight"], groups["stats"])
+
+
+def client_to_bytes(client: Client) -> bytes:
+    groups = {"local": client.local, "memory": client.memory, "tuned": client.tuned}
+    return to_bytes(groups, {"version": client.version})
+
+
+def client_from_bytes(data: bytes) -> Client:
+    groups, note = from_bytes(data)
+    return Client(groups["local"], groups["memory"], groups["tuned"], note["version"])
+
+

@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import paint, write
+
+from fedtailor.data import DATASETS, default_root, drawn, open_dataset
+from fedtailor.data.check import check
+from fedtailor.data.longtail import profile
+from fedtailor.data.sets import histogram
+from fedtailor.errors import UserError
+
+
+def write_folder(root: Path, sizes: dict[str, int]) -> str:
+    for name, size in sizes.items():
+        for number in range(size):
+            paint(root / f"train/{name}/{number}.png")
+        paint(root / f"test/{name}/0.png")
+    return f"folder:{root}"
+
+
+def test_unknown_names_get_a_hint() -> None:
+    with pytest.raises(UserError, match="unknown dataset 'cifar-10'; did you mean 'cifar10'"):
+        open_dataset("cifar-10")
+
+
+def test_the_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path))
+    assert default_root() == tmp_path
+    with pytest.raises(UserError, match="cifar-10-batches-py") as error:
+        open_dataset("cifar10-lt")
+    assert str(tmp_path) in str(error.value)
+    monkeypatch.delenv("FEDTAILOR_DATA")
+    assert default_root().parts[-2:] == ("fedtailor", "data")
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if not name.startswith("drawn")])
+def test_no_dataset_opens_without_its_files(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is missing; download"):
+        open_dataset(name, tmp_path)
+
+
+def test_a_long_tail_by_name_and_by_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = drawn.drawn(train=40, test=2)  # drawing them all takes a second each time
+    monkeypatch.setattr(drawn, "drawn", lambda: few)
+    plain, tailed = open_dataset("drawn"), open_dataset("drawn-lt", seed=3)
+    C = len(plain.classes)
+    assert tailed.train.labels is not None
+    assert tailed.name == "drawn-lt"
+    assert histogram(tailed.train.labels, C).tolist() == profile(len(plain.train) / C, C, 100).tolist()
+    assert len(tailed.test) == len(plain.test)
+    again, other = open_dataset("drawn", imbalance=100, seed=3), open_dataset("drawn-lt", seed=4)
+    assert again.train.images.fingerprint == tailed.train.images.fingerprint != other.train.images.fingerprint
+    assert len(open_dataset("drawn-lt", imbalance=1).train) == len(plain.train)
+
+
+def test_any_labelled_dataset_can_be_thinned(tmp_path: Path) -> None:
+    name = write_folder(tmp_path, {"a": 8, "b": 8, "c": 8})
+    labels = open_dataset(name, imbalance=4).train.labels
+    assert labels is not None
+    assert np.bincount(labels).tolist() == [8, 4, 2]
+
+
+def test_impossible_imbalances_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"1 \(as it is\) or more, such as 100, got 0\.01"):
+        open_dataset("drawn", imbalance=0.01)
+    with pytest.raises(UserError, match="got nan"):
+        open_dataset("drawn", imbalance=float("nan"))
+    with pytest.raises(UserError, match="brings its own long tail"):
+        open_dataset("imagenet-lt", tmp_path, imbalance=100)
+    paint(tmp_path / "train/a.png")
+    write(tmp_path / "classes.txt", "a")
+    with pytest.raises(UserError, match="have no labels"):
+        open_dataset(f"folder:{tmp_path}", imbalance=10)
+
+
+def test_check_reads_every_picture_and_reports_how_far_it_is(tmp_path: Path) -> None:
+    name = write_folder(tmp_path, {"a": 2, "b": 1})
+    steps = list(check(name))
+    assert [step.done for step in steps] == [1, 2, 3, 4, 5]
+    assert {step.total for step in steps} == {5}
+    assert not [step.finding for step in steps if step.finding]
+
+
+def test_check_lists_what_is_wrong(tmp_path: Path) -> None:
+    name = write_folder(tmp_path, {"a": 2})
+    write(tmp_path / "classes.txt", "a", "b")
+    (tmp_path / "train/a/1.png").write_bytes(b"broken")
+    findings = [step.finding for step in check(name) if step.finding]
+    assert findings[:2] == ["no training picture of 'b'", "no test picture of 'b'"]
+    assert "1.png" in findings[2]
+    assert ["download" in (step.finding or "") for step in check("cub", tmp_path)] == [True]
+
+
+def test_check_compares_with_the_published_sizes(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        paint(tmp_path / f"dtd/images/banded/{part}.jpg")
+        write(tmp_path / f"dtd/labels/{part}1.txt", f"banded/{part}.jpg")
+    findings = [step.finding for step in check("dtd", tmp_path) if step.finding]
+    assert findings == [
+        "dtd has 2 training pictures, as published it has 3760",
+        "dtd has 1 test pictures, as published it has 1880",
+    ]

@@ -1,0 +1,235 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from toys import GOLDEN, blank, toy
+
+from fedtailor.data.federation import federate
+from fedtailor.data.longtail import profile, thin
+from fedtailor.data.partition import (
+    PARTITIONS,
+    Dirichlet,
+    Iid,
+    Pachinko,
+    Partition,
+    PlainDirichlet,
+    Quantity,
+    Shares,
+    Site,
+)
+from fedtailor.data.sets import Dataset, Split
+from fedtailor.errors import UserError
+
+
+def covers(shares: Shares, dataset: Dataset) -> bool:
+    """Every picture is held once."""
+    train = sorted(np.concatenate([share.train for share in shares]).tolist())
+    test = sorted(np.concatenate([share.test for share in shares]).tolist())
+    return train == list(range(len(dataset.train))) and test == list(range(len(dataset.test)))
+
+
+def with_sites(dataset: Dataset, train: list[int], test: list[int] | None) -> Dataset:
+    return replace(
+        dataset,
+        train=replace(dataset.train, sites=np.array(train)),
+        test=replace(dataset.test, sites=None if test is None else np.array(test)),
+    )
+
+
+def unlabelled(dataset: Dataset) -> Dataset:
+    return replace(dataset, train=Split(dataset.train.images, None, dataset.train.sites))
+
+
+@pytest.mark.parametrize(("case", "clients", "alpha"), [("K6_beta0.5", 6, 0.5), ("K5_beta0.1", 5, 0.1)])
+def test_capts_partition_is_replayed(case: str, clients: int, alpha: float) -> None:
+    """10 classes × 300, IF 10: numpy is seeded with 1, the class lists are shuffled, then the shares are drawn."""
+    golden = np.load(GOLDEN / "partition_dirichlet_small_capt.npz")
+    rng = np.random.RandomState(1)  # as the authors do
+    whole = toy([300] * 10, [60] * 10)
+    assert whole.train.labels is not None
+    kept = thin(whole.train.labels, profile(300, 10, 10), rng)
+    assert kept.tolist() == golden[f"{case}.longtail_index"].tolist()
+    dataset = replace(whole, train=whole.train.subset(kept))
+    for client, share in enumerate(Dirichlet(alpha=alpha)(dataset, clients, rng)):
+        assert share.train.tolist() == golden[f"{case}.client{client}.train"].tolist()
+        assert share.test.tolist() == golden[f"{case}.client{client}.test"].tolist()
+
+
+counts = st.lists(st.integers(0, 60), min_size=2, max_size=8).filter(lambda counts: sum(counts) >= 40)
+seeds = st.integers(0, 1000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(counts, st.integers(1, 6), seeds, st.sampled_from([0.1, 1.0, 10.0]))
+def test_every_picture_is_dealt_to_one_client(sizes: list[int], clients: int, seed: int, alpha: float) -> None:
+    dataset = toy(sizes, [7] * len(sizes))
+    partitions: list[Partition] = [Dirichlet(alpha=alpha, min_size=0), PlainDirichlet(alpha=alpha), Iid()]
+    for partition in partitions:
+        shares = partition(dataset, clients, np.random.default_rng(seed))
+        assert len(shares) == clients
+        assert covers(shares, dataset)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(5, 60), min_size=5, max_size=12), st.sampled_from([5, 10, 15, 20]), seeds)
+def test_quantity_covers_and_every_client_has_something(sizes: list[int], clients: int, seed: int) -> None:
+    dataset = toy(sizes, [5] * len(sizes))
+    try:
+        shares = Quantity()(dataset, clients, np.random.default_rng(seed))
+    except UserError as error:
+        assert "clients" in str(error)  # noqa: PT017 (few classes cannot reach all of them)
+        return
+    assert covers(shares, dataset)
+    assert min(len(share.train) for share in shares) > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 30))
+def test_the_smallest_client_has_what_was_asked(seed: int, least: int) -> None:
+    dataset = toy([100] * 5, [60] * 5)
+    shares = Dirichlet(alpha=1.0, min_size=least)(dataset, 5, np.random.default_rng(seed))
+    assert min(min(len(share.train), len(share.test)) for share in shares) >= least
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.sampled_from([0.05, 0.5, 5.0]))
+def test_plain_shares_are_the_same_for_train_and_test(seed: int, alpha: float) -> None:
+    federation = federate(toy([200, 150, 90], [50, 50, 50]), PlainDirichlet(alpha=alpha), 6, seed)
+    train = federation.counts / federation.counts.sum(axis=0)
+    test = federation.test_counts / federation.test_counts.sum(axis=0)
+    assert np.abs(train - test).max() <= 1 / 50 + 1 / 90  # each edge is rounded down once in either
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"site"}))
+def test_the_seed_decides(name: str) -> None:
+    dataset = toy([200] * 10, [200] * 10, coarse=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    one, again, other = (federate(dataset, PARTITIONS[name](), 10, seed).shares for seed in (1, 1, 2))
+    same = [
+        np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test) for a, b in zip(one, again, strict=True)
+    ]
+    assert all(same)
+    assert any(not np.array_equal(a.train, b.train) for a, b in zip(one, other, strict=True))
+
+
+def test_a_full_client_gets_no_more() -> None:
+    """Ten equal classes, two clients, α small: nearly whole classes go to one, none to whoever has half already."""
+    for seed in range(10):
+        shares = Dirichlet(alpha=0.01, min_size=1)(toy([10] * 10, [10] * 10), 2, np.random.default_rng(seed))
+        assert max(len(share.train) for share in shares) <= 59  # below 50 when the last class came
+
+
+def test_fedcopls_test_cap_is_its_own() -> None:
+    """Train is one class only, so CAPT's cap never binds on the test pictures of the others; FedCoPL's does."""
+    dataset = toy([40, 0, 0, 0], [10, 10, 10, 10])
+    for seed in range(10):
+        partition = Dirichlet(alpha=0.01, min_size=0, own_test_cap=True)
+        shares = partition(dataset, 2, np.random.default_rng(seed))
+        assert covers(shares, dataset)
+        assert max(len(share.test) for share in shares) <= 29
+
+
+def test_an_impossible_minimum_says_what_to_change() -> None:
+    with pytest.raises(UserError, match="raise alpha, lower min_size"):
+        Dirichlet(alpha=0.01)(toy([50] * 2, [50] * 2), 10, np.random.default_rng(0))
+
+
+def test_without_test_pictures_the_minimum_is_for_training_only() -> None:
+    dataset = toy([50, 50], [0, 0])
+    assert covers(Dirichlet(alpha=1.0)(dataset, 2, np.random.default_rng(0)), dataset)
+
+
+def test_quantity_uses_started_quotas_up() -> None:
+    """47 classes, 10 clients: a quota of 9.4 gives ten classes to eight clients and seven to the last two."""
+    federation = federate(toy([40] * 47, [20] * 47), Quantity(), 10, 0)
+    assert (federation.counts > 0).sum(axis=1).tolist() == [10] * 8 + [7] * 2
+    assert ((federation.counts > 0).sum(axis=0) == 2).all()
+    assert (federation.counts[0, :10] < 20).all()  # the first holder has less than its even part, the last the rest
+    assert np.array_equal(federation.counts > 0, federation.test_counts > 0)
+
+
+def test_quantity_refuses_what_it_cannot_deal() -> None:
+    with pytest.raises(UserError, match="needs 5 clients or more, got 4"):
+        Quantity()(toy([40] * 10, [20] * 10), 4, np.random.default_rng(0))
+    with pytest.raises(UserError, match=r"client\(s\) 10, 11 of 12 without pictures; take 10 clients"):
+        Quantity()(toy([40] * 10, [20] * 10), 12, np.random.default_rng(0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 9), st.sampled_from([0.001, 0.1, 10.0]))
+def test_pachinko_deals_equal_pools_and_leaves_the_remainder(seed: int, clients: int, alpha: float) -> None:
+    dataset = toy([30, 20, 10, 5], [9, 9, 9, 9], coarse=[0, 0, 1, 1])
+    shares = Pachinko(alpha=alpha)(dataset, clients, np.random.default_rng(seed))
+    assert {len(share.train) + len(share.test) for share in shares} == {101 // clients}
+    held = [*np.concatenate([share.train for share in shares]), *(65 + np.concatenate([s.test for s in shares]))]
+    assert len(set(held)) == len(held)
+    assert set(held) <= set(range(101))
+
+
+def test_pachinko_follows_the_super_classes() -> None:
+    """With α tiny a client draws from one super-class until that runs out."""
+    dataset = toy([50] * 8, [10] * 8, coarse=[0, 0, 0, 0, 1, 1, 1, 1])
+    federation = federate(dataset, Pachinko(alpha=0.001), 4, 3)
+    assert dataset.coarse is not None
+    by_parent = np.stack([federation.counts[:, dataset.coarse == parent].sum(axis=1) for parent in (0, 1)], axis=1)
+    assert (by_parent.max(axis=1) / by_parent.sum(axis=1)).mean() > 0.9
+
+
+def test_pachinko_needs_super_classes() -> None:
+    with pytest.raises(UserError, match="super-classes"):
+        Pachinko()(toy([40], [10]), 2, np.random.default_rng(0))
+
+
+def test_sites_are_clients() -> None:
+    dataset = with_sites(toy([3, 2], [2, 1]), [0, 2, 2, 0, 5], [5, 0, 2])
+    shares = Site()(dataset, 3, np.random.default_rng(0))
+    assert [(share.train.tolist(), share.test.tolist()) for share in shares] == [
+        ([0, 3], [1]),
+        ([1, 2], [2]),
+        ([4], [0]),
+    ]
+    assert covers(Site()(with_sites(dataset, [0, 2, 2, 0, 5], None), 3, np.random.default_rng(0)), dataset)
+
+
+def test_sites_that_do_not_fit_are_refused() -> None:
+    dataset = with_sites(toy([3, 2], [2, 1]), [0, 1, 1, 0, 1], [0, 7, 7])
+    with pytest.raises(UserError, match="has 2 sites and was to go to 3 clients; set clients=2"):
+        Site()(dataset, 3, np.random.default_rng(0))
+    with pytest.raises(UserError, match=r"site number\(s\) 7"):
+        Site()(dataset, 2, np.random.default_rng(0))
+    with pytest.raises(UserError, match="take iid"):
+        Site()(toy([3], [3]), 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-plain", "quantity", "pachinko"])
+def test_only_iid_and_site_deal_unlabelled_pictures(name: str) -> None:
+    dataset = unlabelled(with_sites(toy([20, 20], [5, 5], coarse=[0, 0]), [0, 1] * 20, None))
+    with pytest.raises(UserError, match=f"partition {name} needs labels"):
+        PARTITIONS[name]()(dataset, 2, np.random.default_rng(0))
+    for partition in (Iid(), Site()):
+        assert covers(partition(dataset, 2, np.random.default_rng(0)), dataset)
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"site"}))
+def test_more_clients_than_pictures_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="clients"):
+        PARTITIONS[name]()(toy([2, 2], [9, 9], coarse=[0, 0]), 5, np.random.default_rng(0))
+    with pytest.raises(UserError, match="clients"):
+        PARTITIONS[name]()(toy([2, 2], [9, 9], coarse=[0, 0]), 0, np.random.default_rng(0))
+
+
+def test_hyper_parameters_are_checked_and_fixed() -> None:
+    with pytest.raises(ValidationError):
+        Dirichlet(alpha=0)
+    with pytest.raises(ValidationError):
+        Dirichlet(beta=1)  # type: ignore[call-arg]
+    with pytest.raises(ValidationError):
+        Dirichlet().alpha = 1.0  # type: ignore[misc]
+
+
+def test_iid_parts_are_equal_up_to_one() -> None:
+    dataset = replace(toy([10], [10]), train=Split(blank(11), None))
+    sizes = sorted(len(share.train) for share in Iid()(dataset, 3, np.random.default_rng(0)))
+    assert sizes == [3, 4, 4]
