@@ -32,7 +32,7 @@ from fedtailor.clip.load import Checkpoint, load, save_folder
 from fedtailor.clip.model import Clip, Shape
 from fedtailor.clip.text import arrange, pack
 from fedtailor.clip.tokenize import EOT, SOS
-from fedtailor.data.drawn import COLOURS, DUSK, SHAPES, TEXTURES, Style, draw, drawn
+from fedtailor.data.drawn import COLOURS, SHAPES, TEXTURES, Style, draw, drawn
 from fedtailor.data.sets import ArrayImages, Split
 from fedtailor.rng import generator, number, numpy_generator
 
@@ -59,7 +59,11 @@ LOOKS = (
     Look(Style(noise=(0.10, 0.20)), 0.09, ("noisy", "grainy")),
     Look(Style(cover=1.0), 0.08, ("hidden", "covered")),
     Look(Style(mottle=0.3, tint=0.12), 0.06, ("patchy", "messy")),
-    Look(DUSK, 0.06, ("dusky", "gloomy")),
+    Look(
+        Style(noise=(0.06, 0.14), contrast=(0.4, 0.8), light=(-0.2, 0.05), cover=0.2, mottle=0.2, tint=0.1),
+        0.06,  # this one comes near to the dataset's
+        ("dusky", "gloomy"),
+    ),
 )
 
 # What a thing is called, and how often it is called so; "" is unsaid. A name not listed here is always used.
@@ -452,7 +456,7 @@ def main() -> None:
     here = Path(__file__).parent.parent
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, default=here / "src/fedtailor/clip/bundled")
-    options.add_argument("--steps", type=int, default=4000)
+    options.add_argument("--steps", type=int, default=3000)
     options.add_argument("--size", type=int, default=128, help="pictures in a step")
     options.add_argument("--rate", type=float, default=2e-3)
     options.add_argument("--seed", type=int, default=0)

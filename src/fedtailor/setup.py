@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from .clip.cache import Watch
-from .clip.load import load
+from .clip.load import Checkpoint, load
 from .clip.preprocess import preprocess
 from .config import Run
 from .data import open_dataset
 from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
 from .data.samples import Pool, Shelf, make_pool
-from .data.sets import histogram
+from .data.sets import Images, histogram
 from .engines import ENGINES
 from .engines.local import LocalEngine
 from .errors import UserError
@@ -64,14 +64,25 @@ def deal(run: Run) -> tuple[Federation, Groups]:
 
 
 def prepare(run: Run, watch: Watch | None = None) -> Setup:
+    """Everything a run needs, from its settings alone."""
     federation, groups = deal(run)
-    dataset = federation.dataset
+    return assemble(run, federation, groups, load(run.backbone.name), watch)
+
+
+def assemble(
+    run: Run,
+    federation: Federation,
+    groups: Groups,
+    checkpoint: Checkpoint,
+    watch: Watch | None = None,
+    cache: Path | None = None,
+) -> Setup:
+    """The same from a federation and a CLIP that are there already."""
+    dataset, method = federation.dataset, run.make_method()
     if dataset.test.labels is None or len(dataset.test) == 0:
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
-    method = run.make_method()
     if method.trains and dataset.train.labels is None:
         raise UserError(f"{dataset.name} has no training labels, and labels=given takes them from the data")
-    checkpoint = load(run.backbone.name)
     template = run.data.template or dataset.template
     device = find_device(run.backbone.device)
     model = Model.of(checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision)
@@ -79,11 +90,17 @@ def prepare(run: Run, watch: Watch | None = None) -> Setup:
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
     transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
-    test = make_pool(model, checkpoint.digest, dataset.test.images, transform, training=False, watch=watch)
-    train = None
-    if method.trains:
-        train = make_pool(model, checkpoint.digest, dataset.train.images, transform, training=True, watch=watch)
-    tests = Tests(test, dataset.test.labels, tuple(share.test for share in federation.shares), groups)
+
+    def pool(images: Images, training: bool) -> Pool:
+        return make_pool(model, checkpoint.digest, images, transform, training, cache, watch)
+
+    tests = Tests(
+        pool(dataset.test.images, training=False),
+        dataset.test.labels,
+        tuple(share.test for share in federation.shares),
+        groups,
+    )
+    train = pool(dataset.train.images, training=True) if method.trains else None
     return Setup(run, federation, groups, job, tests, train, checkpoint.digest)
 
 

@@ -70,9 +70,7 @@ def coop_layout(case: str) -> Layout:
     shared, own, position = CASES[case]
     names = [sentence(row)[1:-1] for row in golden("inputs")["tokens.bare"].long()]
     period = [sentence(golden("inputs")["tokens.photo"][0].long())[-2]]
-    return pack(
-        [arrange(n, sos=SOS, eot=EOT, shared=shared, own=own, after=period, position=position) for n in names]
-    )
+    return pack([arrange(n, sos=SOS, eot=EOT, shared=shared, own=own, after=period, position=position) for n in names])
 
 
 def features(case: str, ctx: Tensor) -> Tensor:

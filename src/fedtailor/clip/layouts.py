@@ -20,11 +20,24 @@ def translate(state: Mapping[str, Tensor], folder: Path, weights: Path) -> tuple
         config = folder / "config.json"
         if not config.is_file():
             raise UserError(f"{weights} has Hugging Face names but there is no config.json beside it")
-        return shape_from_config(json.loads(config.read_text())), from_hugging_face(state)
+        return shape_from_config(read_json(config)), from_hugging_face(state)
     if "token_embedding.weight" in state and ("visual.conv1.weight" in state):
-        return shape_from_openai(state, folder), from_openai(state)
+        try:
+            return shape_from_openai(state, folder), from_openai(state)
+        except KeyError as error:
+            raise UserError(f"{weights} does not fit: missing {error.args[0]}") from error
     some = ", ".join(sorted(state)[:5])
     raise UserError(f"{weights} is neither a Hugging Face CLIP nor an OpenAI/open_clip state dict; it has {some} …")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds a JSON {type(content).__name__}; an object is needed")
+    return content
 
 
 # --- OpenAI's layout is ours but for the prefixes -------------------------------------------------------------------
@@ -59,11 +72,11 @@ def shape_from_openai(state: Mapping[str, Tensor], folder: Path) -> Shape:
 
     embed, text_width = state["text_projection"].shape[1], state["text_projection"].shape[0]
     open_clip = folder / "open_clip_config.json"
-    settings = json.loads(open_clip.read_text())["model_cfg"] if open_clip.is_file() else {}
+    settings = read_json(open_clip)["model_cfg"] if open_clip.is_file() else {}
     text_heads = settings.get("text_cfg", {}).get("heads", text_width // 64)
     act = "gelu" if settings and not settings.get("quick_gelu", False) else "quick_gelu"
     layers: int | tuple[int, ...]
-    if "visual.proj" in state:
+    if "visual.layer1.0.conv1.weight" not in state:
         width, patch = state["visual.conv1.weight"].shape[0], state["visual.conv1.weight"].shape[-1]
         side = round((state["visual.positional_embedding"].shape[0] - 1) ** 0.5)
         layers = depth("visual.transformer.resblocks.")

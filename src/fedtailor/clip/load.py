@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import UserError
-from .layouts import config_of, to_hugging_face, translate
+from .layouts import config_of, read_json, to_hugging_face, translate
 from .model import Clip
 from .tokenize import Tokenizer
 
@@ -145,7 +145,7 @@ def normalisation(folder: Path) -> tuple[tuple[float, float, float], tuple[float
     file = folder / "preprocessor_config.json"
     if not file.is_file():
         return CLIP_MEAN, CLIP_STD  # what every published CLIP was trained with
-    config = json.loads(file.read_text())
+    config = read_json(file)
     mean, std = config.get("image_mean", CLIP_MEAN), config.get("image_std", CLIP_STD)
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 

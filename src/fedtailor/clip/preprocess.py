@@ -60,9 +60,8 @@ def to_tensor(picture: Pixels) -> Tensor:
 
 
 def centre(image: Image.Image, size: int) -> Image.Image:
-    width, height = image.size
-    scale = size / min(width, height)
-    width, height = max(size, int(width * scale)), max(size, int(height * scale))
+    short = min(image.size)
+    width, height = (size * side // short for side in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
@@ -83,9 +82,11 @@ def random_view(image: Image.Image, size: int, rng: torch.Generator) -> Image.Im
             left, top = int(uniform(0, width - w + 1)), int(uniform(0, height - h + 1))
             box = (left, top, left + w, top + h)
             break
-    if box is None:
-        return centre(image, size)
-    view = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    if box is None:  # the largest central part of an allowed aspect
+        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+        left, top = (width - w) // 2, (height - h) // 2
+        box = (left, top, left + w, top + h)
+    view = image.crop(box).resize((size, size), Image.Resampling.BICUBIC)  # nothing from outside the box blends in
     return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if uniform(0, 1) < 0.5 else view
 
 

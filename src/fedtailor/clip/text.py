@@ -160,8 +160,8 @@ class TextTower(nn.Module):
         batched = any(t is not None and t.dim() == d for t, d in ((shared, 3), (own, 4)))
         x = self.lay(layout, shared, own)  # (N, P + T, W)
         P, layers = layout.prefix, len(self.transformer)
-        if deep and len(layout.context) != layout.shared:
-            raise ValueError("deep text prompts need their context at the beginning of the sentence")
+        if deep:
+            self.check_deep(layout, deep)
         device = x.device
         causal = torch.ones(P, P, dtype=torch.bool, device=device).tril()
         C, L = layout.grid.shape
@@ -192,6 +192,17 @@ class TextTower(nn.Module):
         if rows.shape[1] != len(layout.ids) + layout.shared + layout.classes * layout.own:
             raise ValueError(f"{layout.shared} shared and {layout.own} own rows are laid out, other shapes were given")
         return rows.index_select(1, layout.row) + self.positional_embedding[layout.place]
+
+    @staticmethod
+    def check_deep(layout: Layout, deep: Mapping[int, Tensor]) -> None:
+        first = min(layout.context, default=0)
+        if not layout.shared or layout.context != tuple(range(first, first + layout.shared)):
+            raise ValueError("deep text prompts need their context, in one piece, at the beginning of the sentence")
+        for layer, rows in deep.items():
+            if rows.shape[-2] != layout.shared:
+                raise ValueError(
+                    f"deep text prompts of layer {layer} are {rows.shape[-2]} rows; the context is {layout.shared}"
+                )
 
     @staticmethod
     def overwrite(x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:

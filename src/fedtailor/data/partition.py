@@ -41,7 +41,10 @@ class Dirichlet(Fields):
     """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
 
     alpha: float = Field(
-        0.1, gt=0, title="α", description="Concentration of the label skew, CAPT Sec. 4.1; small is skewed."
+        0.1,
+        gt=0,
+        title="α",
+        description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL.",
     )
     min_size: int = Field(
         10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL."
@@ -106,7 +109,13 @@ class PlainDirichlet(Fields):
 class Quantity(Fields):
     """FedCoPL's quantity skew: a client holds few classes, a class few clients, in uneven amounts."""
 
-    share: float = Field(0.2, gt=0, le=1, description="Share of the classes per client and of the clients per class.")
+    share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        title="s/C",
+        description="FedCoPL, Table 2: a client has s = 0.2·C classes; as released, a class has 0.2·K clients.",
+    )
     least: int = Field(10, ge=0, description="Pictures a client gets at least, spread over all classes.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:

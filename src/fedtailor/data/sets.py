@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,13 +77,16 @@ class FileImages:
         path = self.root / self.paths[index]
         try:
             with Image.open(path) as picture:
+                if picture.mode.startswith(("I", "F")):
+                    # Cutting these down to bytes needs a choice (which range is black, which white) that is not ours.
+                    raise UserError(f"{path} has more than 8 bits per value (mode {picture.mode}); save it with 8")
                 # Cameras store a turned picture and the turn beside it; what a person sees is the turned one.
                 upright = ImageOps.exif_transpose(picture)
                 return np.array(upright.convert("RGB"))
         except FileNotFoundError as error:
             raise UserError(f"no picture at {path}; put it there or take it out of the list") from error
         # Pillow's decoders report a damaged file with any of these.
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
             raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
 
     @cached_property

@@ -40,16 +40,17 @@ def table(path: Path) -> Dataset:
             f"{path}: the test rows have no labels, so nothing can be tested; label them or make them train rows"
         )
     names = class_names(path.with_name("classes.txt"), sorted({row.label for row in rows if row.label}), path)
-    sites = sorted({row.site for row in rows if row.site})
+    numbers = {name: number for number, name in enumerate(names)}
+    sites = {site: number for number, site in enumerate(sorted({row.site for row in rows if row.site}))}
 
     def split(part: list[Row], what: str) -> Split:
         known = filled(path, part, "label", what)
         # No test rows is an empty labelled split, not an unlabelled one: there is nothing to label.
-        labels = [names.index(row.label) for row in part] if known or not part else None
+        labels = [numbers[row.label] for row in part] if known or not part else None
         made = listed(path.parent, [row.path for row in part], labels)
         if not filled(path, part, "site", what):
             return made
-        return replace(made, sites=np.array([sites.index(row.site) for row in part], dtype=np.int64))
+        return replace(made, sites=np.array([sites[row.site] for row in part], dtype=np.int64))
 
     return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, split(train, "train"), split(test, "test"))
 

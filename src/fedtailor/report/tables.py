@@ -21,11 +21,10 @@ def percent(value: float | None) -> str:
 
 
 def gain(value: float | None, base: float | None) -> str:
-    """The value, and how far it is from the base."""
     if value is None or base is None:
-        return percent(value)
+        return "–"
     colour = "green" if value > base else "red" if value < base else "dim"
-    return f"{value:.2f} [{colour}]{value - base:+.2f}[/]"
+    return f"[{colour}]{value - base:+.2f}[/]"
 
 
 def result_table(summary: dict[str, Any]) -> Table:
@@ -39,10 +38,10 @@ def result_table(summary: dict[str, Any]) -> Table:
         ("global", summary["zero_shot"], summary["global"]),
         ("personal", summary["zero_shot_personal"], summary["personal"]),
     ):
-        table.add_row(f"{title}: zero-shot", *(percent(base[name]) for name in COLUMNS), end_section=not trained)
+        table.add_row(f"{title} zero-shot", *(percent(base[name]) for name in COLUMNS), end_section=not trained)
         if trained:
-            cells = (gain(tuned[name], base[name]) for name in COLUMNS)
-            table.add_row(f"{title}: {summary['method']}", *cells, end_section=True)
+            table.add_row(f"{title} {summary['method']}", *(percent(tuned[name]) for name in COLUMNS), style="bold")
+            table.add_row("", *(gain(tuned[name], base[name]) for name in COLUMNS), end_section=True)
     return table
 
 
