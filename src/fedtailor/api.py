@@ -52,6 +52,8 @@ def run(
     if isinstance(method, Run) and (settings or more):
         raise UserError("a Run is complete; give further settings to make_run")
     began = time.perf_counter()
+    if out is not None:
+        Store.check_free(Path(out))  # before the work of preparing, too
     setup = prepare(resolved, watcher.working)
     store = None if out is None else Store.create(Path(out), resolved, about(setup))
     return carry_out(setup, store, False, began, watcher)
@@ -61,11 +63,14 @@ def resume(folder: str | PathLike[str], *, watcher: Watcher = SILENT) -> Result:
     """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
     began = time.perf_counter()
     store, resolved, noted = Store.reopen(Path(folder))
-    setup = prepare(resolved, watcher.working)
-    for what, now in about(setup).items():
-        if noted.get(what) != now:
-            store.close()
-            raise UserError(f"{folder}: the {what} is not the one that this run began with")
+    try:
+        setup = prepare(resolved, watcher.working)
+        for what, now in about(setup).items():
+            if noted.get(what) != now:
+                raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
+    except BaseException:
+        store.close()
+        raise
     return carry_out(setup, store, True, began, watcher)
 
 
@@ -74,8 +79,8 @@ def about(setup: Setup) -> dict[str, str]:
     dataset = setup.federation.dataset
     return {
         "backbone": setup.weights,
-        "train data": dataset.train.images.fingerprint,
-        "test data": dataset.test.images.fingerprint,
+        "train_data": dataset.train.images.fingerprint,
+        "test_data": dataset.test.images.fingerprint,
     }
 
 

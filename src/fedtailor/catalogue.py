@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from .config import SHORT, Backbone, Data, Run, dataset_names, make_run
 from .data import DATASETS
@@ -111,10 +113,17 @@ def first_line(thing: object) -> str:
 
 
 def table(rows: list[Row]) -> Table:
-    out = Table(*rows[0], show_edge=False)
+    """The rows for a terminal: paper and year in one column, long texts where there is room."""
+    out = Table(show_edge=False)
+    rows = [{k: f"{v} {row['year']}" if k == "paper" else v for k, v in row.items() if k not in HIDDEN} for row in rows]
+    for heading in rows[0]:
+        out.add_column(heading, no_wrap=heading == "name", ratio=1 if heading in {"idea", "note"} else None)
     for row in rows:
-        out.add_row(*(cell(value) for value in row.values()))
+        out.add_row(*(Text(cell(value)) for value in row.values()))  # Text: [hub] is no markup
     return out
+
+
+HIDDEN = {"year", "presets"}  # in a table; --json has them
 
 
 def cell(value: Any) -> str:
@@ -122,7 +131,7 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 # --- one method -----------------------------------------------------------------------------------------------------
@@ -138,7 +147,7 @@ def method(name: str) -> Row:
         "tuner": [
             row
             for part in tuner_names(run.tuner.name)
-            for row in settings(TUNERS[part], "tuner.", run.tuner.options)
+            for row in tuner_settings(part, run)
         ],
         "local": settings(Local, "local.", run.local.model_dump()),
         "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "data", "backbone"}),
@@ -155,6 +164,13 @@ def method(name: str) -> Row:
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }
+
+
+def tuner_settings(part: str, run: Run) -> list[Row]:
+    """Of a join, a part's options stand under its name."""
+    joined = part != run.tuner.name
+    values = run.tuner.options[part] if joined else run.tuner.options
+    return settings(TUNERS[part], f"tuner.{part}." if joined else "tuner.", values)
 
 
 def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None) -> list[Row]:
@@ -181,18 +197,18 @@ def allowed(field: FieldInfo) -> str:
 
 def method_page(facts: Row) -> RenderableType:
     parts: list[RenderableType] = [f"[bold]{facts['name']}[/]: {facts['idea']} ({facts['paper']} {facts['year']})", ""]
-    parts += [facts["text"], ""]
+    parts += [Text(facts["text"]), ""]
     if facts["shares"]:
-        parts += ["shares: " + cell(facts["shares"]), ""]
+        parts += [Text("shares: " + cell(facts["shares"])), ""]
     for group, rows_ in facts["settings"].items():
         if not rows_:
             continue
         out = Table("key", "symbol", "default", "allowed", "meaning", title=group, title_justify="left", show_edge=False)
         for row in rows_:
-            out.add_row(row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])
+            out.add_row(*map(Text, (row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])))
         parts += [out, ""]
     for preset, values in facts["presets"].items():
-        parts.append(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items()))
+        parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
 
 

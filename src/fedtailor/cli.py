@@ -62,12 +62,16 @@ def run(
         folder = resume
     else:
         settings = run_of(words or [], seed)
-        folder = out or new_folder(f"{settings.method.name}-{settings.data.name}-s{settings.seed}")
+        form, colon, path = settings.data.name.partition(":")
+        data = f"{form}-{Path(path).resolve().stem}" if colon else form
+        folder = out or new_folder(f"{settings.method.name}-{data}-s{settings.seed}")
     with Progress(enabled=not quiet) as progress:
         try:
             result = api.resume(folder, watcher=progress) if resume else api.run(settings, out=folder, watcher=progress)
         except KeyboardInterrupt:
-            raise UserError(f"stopped; go on with: fedtailor run --resume {folder}") from None
+            begun = (folder / "run.toml").is_file()
+            told = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
+            raise UserError(f"stopped; {told}") from None
     if as_json:
         emit(result.summary)
         return
@@ -98,7 +102,7 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
 
 def new_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2 and so on if that is taken."""
-    base = Path("runs") / name.replace("/", "_").replace(":", "_")
+    base = Path("runs") / name
     folder, n = base, 1
     while folder.exists():
         n += 1

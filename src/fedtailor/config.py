@@ -6,6 +6,7 @@ every value checked before any work begins.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,6 +40,15 @@ SHORT = {
     "tuner": "tuner.name",
     "backbone": "backbone.name",
     "method": "method.name",
+}
+
+
+# What a name brings along: it goes when a run.toml is run under another name.
+OPTIONS = {
+    "method.name": "method.",
+    "tuner.name": "tuner.",
+    "data.partition.name": "data.partition.",
+    "data.name": "data.imbalance",
 }
 
 
@@ -106,18 +116,23 @@ class Run(Strict):
 def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
     """A resolved run. `settings` are dotted keys, long or short, as the command line takes them."""
     given = {SHORT.get(key, key): value for key, value in (settings or {}).items()}
-    preset = preset or given.pop("preset", None)
-    name = method or given.get("method.name") or DEFAULT_METHOD
+    preset = given.pop("preset", preset)
+    if method and given.get("method.name", method) != method:
+        raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
+    name = str(given.pop("method.name", method or DEFAULT_METHOD))
     if name not in METHODS:
         raise unknown("method", name, METHODS, "fedtailor list methods")
     entry = METHODS[name]
-    layers: list[Mapping[str, Any]] = [{"method.name": name, "tuner.name": entry.tuner}, entry.settings]
-    if preset:
-        if preset not in entry.presets:
-            raise unknown(f"preset of {name}", preset, entry.presets, f"fedtailor show {name}")
-        layers.append(entry.presets[preset])
+    partition = str(given.pop("data.partition.name", Data().partition.name))
+    layers: list[Mapping[str, Any]] = [
+        {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition},
+        entry.settings,
+    ]
+    if preset is not None:
+        if str(preset) not in entry.presets:
+            raise unknown(f"preset of {name}", str(preset), entry.presets, f"fedtailor show {name}")
+        layers.append(entry.presets[str(preset)])
     chosen = given.get("tuner.name", entry.tuner)
-    partition = given.get("data.partition.name", Data().partition.name)
     if chosen != entry.tuner:  # another tuner: what is set for the method's own does not fit it
         layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.") or k == "tuner.name"} for layer in layers]
     layers.append({partition_key(key, partition): value for key, value in given.items()})
@@ -141,6 +156,8 @@ def put(document: dict[str, Any], key: str, value: Any) -> None:
         document = document.setdefault(part, {})
         if not isinstance(document, dict):
             raise UserError(f"{key}: {part} is a value, not a group of keys")
+    if isinstance(document.get(last), dict):
+        raise UserError(f"{key} is given as a value and as a group of keys")
     document[last] = value
 
 
@@ -163,8 +180,11 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
             f"{name} is a fixed combination with tuner {' or '.join(entry.tuners)}, got {run.tuner.name!r}; "
             "for another tuner take fedavg or fedprox"
         )
-    if run.data.template and run.data.template.count("{}") != 1:
-        raise UserError(f"data.template must hold one {{}} for the class name, got {run.data.template!r}")
+    if entry.method.trains and run.tuner.name == "none":
+        raise UserError("tuner=none leaves nothing to train; choose a tuner, or take the method zeroshot")
+    template = run.data.template
+    if template and ("{}" not in template or re.sub("[^{}]", "", template) != "{}"):
+        raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
     if entry.method.trains and run.rounds == 0:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
@@ -196,13 +216,19 @@ def checked_tuner(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
     try:
-        return kind.model_validate(values)
+        made = kind.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = where + ".".join(str(part) for part in problem["loc"])
+        key = (where + ".".join(str(part) for part in problem["loc"])).rstrip(".")
         if problem["type"] == "extra_forbidden":
             raise unknown("key", key, [where + field for field in kind.model_fields]) from error
-        raise UserError(f"{key}: {problem['msg'].lower()}, got {problem['input']!r}") from error
+        told = problem["msg"].removeprefix("Value error, ")
+        raise UserError(f"{key}: {told[0].lower()}{told[1:]}, got {problem['input']!r}") from error
+    read = flat(made.model_dump())
+    for key, value in flat(values).items():  # Python takes True for 1; a user who writes true does not mean 1
+        if isinstance(value, bool) and not isinstance(read.get(key, value), bool):
+            raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
+    return made
 
 
 # --- which keys there are -------------------------------------------------------------------------------------------
@@ -266,9 +292,10 @@ def parse(words: Iterable[str]) -> dict[str, Any]:
 
 def parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return value if isinstance(value, bool | int | float | str | list) else text  # {} is a template, not a table
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -285,7 +312,11 @@ def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
     """The run of a run.toml, with other settings where they are given."""
     document = read_document(path)
     document.pop("about", None)
-    return make_run(settings={**flat(document), **(settings or {})})
+    written, given = flat(document), {SHORT.get(key, key): value for key, value in (settings or {}).items()}
+    for name, group in OPTIONS.items():  # another tuner, say: the options of the one that is written don't fit it
+        if given.get(name, written.get(name)) != written.get(name):
+            written = {key: value for key, value in written.items() if key == name or not key.startswith(group)}
+    return make_run(settings={**written, **given})
 
 
 def dataset_names() -> list[str]:

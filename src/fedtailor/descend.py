@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .core import Batch, Params, Samples
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Gradient = Callable[["Params", "Batch"], "Params"]
 
 
@@ -28,14 +29,20 @@ class Local(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     nesterov: bool = Field(False, description="sgd with Nesterov's momentum")
     weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False)
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of adam and adamw")
-    eps: float = Field(1e-8, gt=0, description="of adam and adamw")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="of adam and adamw")
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="of adam and adamw")
     schedule: Literal["constant", "cosine", "step"] = Field("constant", description="of the learning rate, by epoch")
     span: int = Field(0, ge=0, description="epochs in a cycle of the schedule, across rounds; 0: one round is a cycle")
     step: int = Field(1, ge=1, description="schedule=step: epochs between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="schedule=step: factor of a drop")
     clip: float = Field(0.0, ge=0, description="largest norm of a step's whole gradient; 0: unlimited")
     drop_last: bool = Field(True, description="leave out an epoch's last, smaller batch (unless it is the only one)")
+
+    @model_validator(mode="after")
+    def fits(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
 
     def rate(self, round_: int, epoch: int) -> float:
         """The learning rate of an epoch of a round."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__
 from .clip.cache import default_folder
@@ -91,5 +92,5 @@ def table(findings: list[Finding]) -> Table:
     signs = {"good": "[green]✓[/]", "note": "[yellow]·[/]", "bad": "[red]✗[/]"}
     out = Table(show_header=False, show_edge=False)
     for finding in findings:
-        out.add_row(signs[finding.verdict], finding.what, finding.found)
+        out.add_row(signs[finding.verdict], finding.what, Text(finding.found))
     return out

@@ -51,5 +51,6 @@ class Progress(Watcher):
             self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=f"zero-shot {zero_shot.overall:.1f}%")
 
     def finished(self, record: Record, rounds: int) -> None:
-        note = "" if record.shared is None else f"accuracy {record.shared.overall:.1f}%"
-        self.bars.update(self.tasks["rounds"], completed=record.round, note=note or None)
+        self.bars.update(self.tasks["rounds"], completed=record.round)
+        if record.shared is not None:
+            self.bars.update(self.tasks["rounds"], note=f"accuracy {record.shared.overall:.1f}%")

@@ -64,9 +64,10 @@ def both(zero_shot: tuple[Score, Score]) -> tuple[tuple[str, Score], tuple[str, 
 
 def best(tested: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
     """The round with the best overall accuracy. Chosen by the test set: a record, not a result."""
-    if not tested:
+    known = [row for row in tested if row[name]["overall"] is not None]
+    if not known:
         return None
-    row = max(tested, key=lambda row: row[name]["overall"])
+    row = max(known, key=lambda row: row[name]["overall"])
     return {"round": row["round"], **numbers(row[name])}
 
 

@@ -44,14 +44,21 @@ class Store:
     @classmethod
     def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> Store:
         """A new run folder; one that has something in it is left alone."""
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty; resume the run in it with --resume {folder}, or choose another --out")
+        cls.check_free(folder)
         (folder / "state").mkdir(parents=True, exist_ok=True)
         store = cls(folder)
         store.take()
         head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
         write(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
         return store
+
+    @staticmethod
+    def check_free(folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file; choose another --out")
+        if folder.exists() and any(folder.iterdir()):
+            hint = f"resume the run in it with --resume {folder}, or " if (folder / "run.toml").is_file() else ""
+            raise UserError(f"{folder} is not empty; {hint}choose another --out")
 
     @classmethod
     def reopen(cls, folder: Path) -> tuple[Store, Run, dict[str, str]]:
@@ -118,10 +125,7 @@ class Store:
             for log in LOGS:
                 (self.folder / log).unlink(missing_ok=True)
             return None
-        try:
-            note = json.loads(path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
+        note = read_note(path)
         if note["run"] != file_hash(self.folder / "run.toml"):
             raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
         state = {name: self.read_state(name, digest) for name, digest in note["hashes"].items()}
@@ -145,6 +149,17 @@ class Store:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text())
+        lacking = {"run", "server", "clients", "hashes", "logs"} - set(note)
+        if lacking or not isinstance(note, dict):
+            raise ValueError("it is not a checkpoint")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
+    return note
+
+
 def server_to_bytes(server: Server) -> bytes:
     groups: dict[str, Params] = {"params": server.params, "state": server.state}
     for name, copies in server.clusters.items():
@@ -153,7 +168,7 @@ def server_to_bytes(server: Server) -> bytes:
 
 
 def server_from_bytes(data: bytes) -> Server:
-    groups, note = from_bytes(data)
+    groups, note = from_bytes(data, ("params", "state"), ("round", "cluster_of"))
     clusters: dict[str, dict[int, Params]] = {}
     for group, params in groups.items():
         if group.startswith("cluster:"):

@@ -83,6 +83,10 @@ def to_cpu(params: Params) -> Params:
     return {name: value.detach().to("cpu") for name, value in params.items()}
 
 
+def copies(params: Params) -> Params:
+    return {name: value.clone() for name, value in params.items()}
+
+
 def theta_of(job: Job, down: Params, client: Client) -> Params:
     """GLOBAL ∪ CLUSTER ∪ LOCAL ∪ FIXED, in the order of `job.start`."""
     mine = {**job.start, **client.local}
@@ -94,7 +98,7 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     theta = theta_of(job, task.params, client)
     at = f"{type(job.method).__name__}.{task.pass_}, client {who}, round {task.round}"
     rng = generator(job.seed, "round", task.round, "client", who, task.pass_)
-    me = Me(who, task.round, data, dict(client.memory), dict(task.inbox), rng)
+    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng)
     try:
         # A pass gets copies: nothing it does in place can reach the server or another client.
         reply = getattr(job.method, task.pass_)(job.model, me, {n: job.model.put(v.clone()) for n, v in theta.items()})
@@ -103,14 +107,18 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     except Exception as error:
         error.add_note(f"in {at}")
         raise
+    if not isinstance(reply, Reply):
+        raise UserError(f"{at}: a pass gives back a Reply, got {type(reply).__name__}")
     params = to_cpu(reply.params)
     check(params, theta, at)
+    if not 0 <= reply.weight < float("inf"):
+        raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
     up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
     stays = Client(
         local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},
-        memory={**client.memory, **to_cpu(reply.keep)},
-        tuned=client.tuned if job.personal else {**client.tuned, **leaves},
+        memory={**client.memory, **copies(to_cpu(reply.keep))},
+        tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves)},
         version=client.version + 1,
     )
     return up, stays
@@ -122,5 +130,7 @@ def check(params: Params, theta: Params, at: str) -> None:
             raise UserError(f"{at}: returned an unknown parameter {name!r}; known: {', '.join(theta)}")
         if value.shape != theta[name].shape:
             raise UserError(f"{at}: {name} came back as {tuple(value.shape)}, it is {tuple(theta[name].shape)}")
+        if value.dtype != theta[name].dtype:
+            raise UserError(f"{at}: {name} came back as {value.dtype}, it is {theta[name].dtype}")
         if not torch.isfinite(value).all():
             raise UserError(f"{at}: {name} is no longer finite; training diverged, a smaller lr may help")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -13,15 +15,22 @@ from .errors import UserError
 from .visit import Client, Task
 
 NOTE = "fedtailor"
+Opened = tuple[dict[str, Params], dict[str, Any]]  # groups and note
 
 
 def to_bytes(groups: dict[str, Params], note: dict[str, Any]) -> bytes:
     """Groups of tensors and a note. Names are told apart by a slash, which no parameter has."""
-    flat = {f"{group}/{name}": value.contiguous() for group, params in groups.items() for name, value in params.items()}
+    # Cloned, since one tensor may be in two groups (trained and kept, say) and safetensors refuses shared memory.
+    flat = {
+        f"{group}/{name}": value.detach().clone(memory_format=torch.contiguous_format)
+        for group, params in groups.items()
+        for name, value in params.items()
+    }
     return save(flat, metadata={NOTE: json.dumps({**note, "groups": list(groups)})})
 
 
-def from_bytes(data: bytes) -> tuple[dict[str, Params], dict[str, Any]]:
+def from_bytes(data: bytes, groups_due: Iterable[str] = (), notes_due: Iterable[str] = ()) -> Opened:
+    """What was put in; an error if it is not whole, or lacks a group or note that is due."""
     try:
         flat = load(data)
         length = int.from_bytes(data[:8], "little")
@@ -30,7 +39,10 @@ def from_bytes(data: bytes) -> tuple[dict[str, Params], dict[str, Any]]:
         for name, value in flat.items():
             group, _, rest = name.partition("/")
             groups[group][rest] = value
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        for due, there in ((groups_due, groups), (notes_due, note)):
+            if lacking := set(due) - set(there):
+                raise ValueError(f"no {sorted(lacking)[0]}")
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"a message of {len(data)} bytes is cut short or not one of ours ({error})") from error
     return groups, note
 
@@ -40,7 +52,7 @@ def task_to_bytes(task: Task) -> bytes:
 
 
 def task_from_bytes(data: bytes) -> Task:
-    groups, note = from_bytes(data)
+    groups, note = from_bytes(data, ("params", "inbox"), ("pass", "round"))
     return Task(note["pass"], note["round"], groups["params"], groups["inbox"])
 
 
@@ -50,7 +62,7 @@ def reply_to_bytes(reply: Reply) -> bytes:
 
 
 def reply_from_bytes(data: bytes) -> Reply:
-    groups, note = from_bytes(data)
+    groups, note = from_bytes(data, ("params", "stats"), ("weight",))
     return Reply(groups["params"], note["weight"], groups["stats"])
 
 
@@ -60,7 +72,5 @@ def client_to_bytes(client: Client) -> bytes:
 
 
 def client_from_bytes(data: bytes) -> Client:
-    groups, note = from_bytes(data)
+    groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version",))
     return Client(groups["local"], groups["memory"], groups["tuned"], note["version"])
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def test_hub_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_hub_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: the optional library's absence is a trace instead of advice."""
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     refused("some-lab/some-clip", "fedtailor[hub]")
 
 

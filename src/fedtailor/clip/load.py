@@ -63,7 +63,8 @@ def locate(name: str) -> tuple[Path, Path]:
         folder = download(name)
     else:
         raise UserError(
-            f"backbone {name!r}: there is no such folder or .safetensors file, and it is not 'bundled' or a hub id owner/name"
+            f"backbone {name!r}: there is no such folder or .safetensors file, "
+            "and it is not 'bundled' or a hub id owner/name"
         )
     if folder.is_file():
         refuse_pickle(folder)

@@ -64,7 +64,7 @@ def find_source(name: str) -> Source:
         load = FORMS[form]
         return Source(lambda _: load(Path(path).expanduser()))
     if name not in DATASETS:
-        raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list data")
+        raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
 
 

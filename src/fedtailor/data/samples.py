@@ -81,7 +81,7 @@ class Shelf:
     def labels(self) -> Tensor:
         if self._labels is None:
             raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
-        return self._labels
+        return self._labels.clone()  # whatever a pass does with it
 
     def counts(self) -> Tensor:
         """(C,) samples of each class."""
@@ -89,8 +89,8 @@ class Shelf:
 
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
         """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
-        order = torch.randperm(len(self), generator=rng)
+        labels, order = self.labels, torch.randperm(len(self), generator=rng)
         whole = drop_last and len(self) >= size
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
-            yield Batch(self._pool.fetch(self._indices[index.numpy()], rng), self.labels[index], index, rng)
+            yield Batch(self._pool.fetch(self._indices[index.numpy()], rng), labels[index], index, rng)

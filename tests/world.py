@@ -1,0 +1,78 @@
+"""A small federation on the tiny CLIP, built in memory: four clients, five classes, random pictures."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import VIT, tiny_folder
+
+from fedtailor.clip.load import Checkpoint, load
+from fedtailor.clip.model import Shape
+from fedtailor.config import Run, make_run
+from fedtailor.data.federation import Federation, federate
+from fedtailor.data.groups import GROUPS
+from fedtailor.data.partition import Iid
+from fedtailor.data.sets import ArrayImages, Dataset, Split, histogram
+from fedtailor.methods import METHODS
+from fedtailor.setup import Setup, assemble
+from fedtailor.tuners import TUNERS
+
+NAMES = ("cat", "maple tree", "T-shirt/top", "dog", "a_b")
+CLIENTS = 4
+JOINS = ("text_prompt+visual_prompt", "coupled+class_prompt", "text_prompt+lora")
+# For tuners whose defaults are larger than the tiny CLIP, or that draw no numbers by default.
+SMALL = {"lora": {"tuner.dropout": 0.1}, "visual_prompt": {"tuner.depth": 2, "tuner.mode": "dropped"}}
+
+
+def combinations() -> list[tuple[str, str]]:
+    """Every method with every tuner it allows."""
+    return [
+        (name, tuner)
+        for name, entry in METHODS.items()
+        for tuner in (entry.tuners or [*(t for t in TUNERS if t != "none"), *JOINS])
+    ]
+
+
+@cache
+def dataset(per_class: int = 9) -> Dataset:
+    rng = np.random.default_rng(5)
+    labels = np.repeat(np.arange(len(NAMES)), per_class)
+
+    def split(labels: np.ndarray) -> Split:
+        # A tint for each class, so that there is something to learn.
+        tint = np.linspace(0, 120, len(NAMES))[labels][:, None, None, None]
+        noise = rng.integers(0, 130, (len(labels), 32, 32, 3))
+        return Split(ArrayImages((noise + tint).astype(np.uint8)), labels.astype(np.int64))
+
+    return Dataset("toy", NAMES, "a photo of a {}.", split(labels), split(labels[:: per_class // 3]))
+
+
+@cache
+def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
+    with tempfile.TemporaryDirectory() as folder:
+        return load(str(tiny_folder(Path(folder), shape, seed)))
+
+
+@cache
+def cache_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="fedtailor-tests-"))
+
+
+def settings(method: str, tuner: str, **more: Any) -> Run:
+    small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3}
+    return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **small, **more})
+
+
+def world(
+    method: str = "fedavg", tuner: str = "text_prompt", shape: Shape = VIT, run: Run | None = None, **more: Any
+) -> Setup:
+    run = run or settings(method, tuner, **more)
+    federation: Federation = federate(dataset(), Iid(), run.clients, run.seed)
+    labels = dataset().train.labels
+    assert labels is not None
+    groups = GROUPS["capt"](histogram(labels, len(NAMES)))
+    return assemble(run, federation, groups, checkpoint(shape), cache=cache_folder())
