@@ -1,9 +1,9 @@
 """Tailor a frozen CLIP to many sites at once, without their images leaving them.
 
-    import fedtailor
+import fedtailor
 
-    result = fedtailor.run("promptfl", data="drawn-lt", rounds=10)
-    print(result.summary["zero_shot"]["overall"], result.summary["global"]["overall"])
+result = fedtailor.run("promptfl", data="drawn-lt", rounds=10)
+print(result.summary["zero_shot"]["overall"], result.summary["global"]["overall"])
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def methods() -> list[Row]:
             "year": entry.year,
             "family": entry.family,
             "tuners": list(entry.tuners) or ["any"],
-            "shares": {pattern: str(scope) for pattern, scope in entry.method.share.items()} if entry.method.trains else {},
+            "shares": {pattern: str(scope) for pattern, scope in entry.method.share.items() if entry.method.trains},
             "presets": list(entry.presets),
             "idea": entry.idea,
         }
@@ -82,9 +82,12 @@ def partitions() -> list[Row]:
 def backbones() -> list[Row]:
     return [
         {"name": "bundled", "idea": "a small CLIP of our own, for first steps with the drawn dataset"},
-        {"name": "owner/name", "idea": "a CLIP on the hub, such as openai/clip-vit-base-patch16 (pip install fedtailor[hub])"},
+        {
+            "name": "owner/name",
+            "idea": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
+        },
         {"name": "PATH", "idea": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json"},
-        {"name": "PATH.safetensors", "idea": "a state dict in OpenAI's or open_clip's layout, tokenizer.json beside it"},
+        {"name": "PATH.safetensors", "idea": "a state dict in OpenAI's layout, with tokenizer.json beside it"},
     ]
 
 
@@ -144,11 +147,7 @@ def method(name: str) -> Row:
     entry, run = METHODS[name], make_run(name)
     groups: dict[str, list[Row]] = {
         "method": settings(entry.method, "method.", run.method.options, without={"local"}),
-        "tuner": [
-            row
-            for part in tuner_names(run.tuner.name)
-            for row in tuner_settings(part, run)
-        ],
+        "tuner": [row for part in tuner_names(run.tuner.name) for row in tuner_settings(part, run)],
         "local": settings(Local, "local.", run.local.model_dump()),
         "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "data", "backbone"}),
         "data": settings(Data, "data.", run.data.model_dump(), without={"partition"})
@@ -203,7 +202,8 @@ def method_page(facts: Row) -> RenderableType:
     for group, rows_ in facts["settings"].items():
         if not rows_:
             continue
-        out = Table("key", "symbol", "default", "allowed", "meaning", title=group, title_justify="left", show_edge=False)
+        headings = ("key", "symbol", "default", "allowed", "meaning")
+        out = Table(*headings, title=group, title_justify="left", show_edge=False)
         for row in rows_:
             out.add_row(*map(Text, (row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])))
         parts += [out, ""]

@@ -70,7 +70,7 @@ class Choice(BaseModel):
 class Data(Strict):
     name: str = Field("drawn-lt", description="fedtailor list datasets, or folder:PATH, csv:PATH")
     root: str = Field("", description="where the files are; empty: $FEDTAILOR_DATA, or a cache folder")
-    imbalance: float | None = Field(None, ge=1, allow_inf_nan=False, title="IF", description="largest to smallest class")
+    imbalance: float | None = Field(None, ge=1, allow_inf_nan=False, title="IF", description="largest ÷ smallest class")
     seed: int = Field(1, ge=0, description="of the draw that thins a long tail; not the run's seed")
     template: str = Field("", description="the zero-shot sentence, with {} for the name; empty: the dataset's own")
     preprocess: Literal["clip", "paper"] = Field("clip", description="paper: as CAPT's and FedPuReL's codes do")
@@ -134,7 +134,8 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
         layers.append(entry.presets[str(preset)])
     chosen = given.get("tuner.name", entry.tuner)
     if chosen != entry.tuner:  # another tuner: what is set for the method's own does not fit it
-        layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.") or k == "tuner.name"} for layer in layers]
+        own = [key for layer in layers for key in layer if key.startswith("tuner.") and key != "tuner.name"]
+        layers = [{key: value for key, value in layer.items() if key not in own} for layer in layers]
     layers.append({partition_key(key, partition): value for key, value in given.items()})
     document: dict[str, Any] = {}
     for layer in layers:
@@ -239,6 +240,7 @@ def check_keys(document: Mapping[str, Any], entry: Entry) -> None:
     known = set(known_keys(document, entry))
     groups = {key.rsplit(".", 1)[0] for key in known if "." in key}
     short = [key for key, full in SHORT.items() if full in known and key != "method"]
+    short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
     for key in flat(document):
         if key not in known and key not in groups:
             raise unknown("key", key, [*known, *short], f"fedtailor show {document['method']['name']}")

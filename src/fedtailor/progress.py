@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -35,7 +33,7 @@ class Progress(Watcher):
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *what: object) -> None:
         self.bars.stop()
 
     def working(self, what: str, done: int, total: int) -> None:
@@ -48,7 +46,8 @@ class Progress(Watcher):
     def started(self, setup: Setup, zero_shot: Score) -> None:
         name, rounds = setup.run.method.name, setup.run.rounds
         if rounds:
-            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=f"zero-shot {zero_shot.overall:.1f}%")
+            note = f"zero-shot {zero_shot.overall:.1f}%"
+            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=note)
 
     def finished(self, record: Record, rounds: int) -> None:
         self.bars.update(self.tasks["rounds"], completed=record.round)

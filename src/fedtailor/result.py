@@ -31,7 +31,12 @@ def numbers(score: Score | dict[str, Any]) -> dict[str, float | None]:
 
 
 def summarise(
-    run: Run, zero_shot: tuple[Score, Score], rounds: list[dict[str, Any]], folder: Path | None, seconds: float, peak: float
+    run: Run,
+    zero_shot: tuple[Score, Score],  # global and personal
+    rounds: list[dict[str, Any]],
+    folder: Path | None,
+    seconds: float,
+    peak: float,
 ) -> dict[str, Any]:
     tested = [row for row in rounds if row["global"] is not None]
     tuned = {name: numbers(tested[-1][name] if tested else untuned) for name, untuned in both(zero_shot)}

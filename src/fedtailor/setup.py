@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from .engines import ENGINES
 from .engines.local import LocalEngine
 from .errors import UserError
 from .evaluate import Tests
-from .model import Model
+from .model import PRECISIONS, Model
 from .visit import Client, Job
 
 
@@ -46,7 +47,8 @@ class Setup:
         if labels is None:
             raise UserError(f"{dataset.name} has no training labels; labels=given needs them")
         C = len(dataset.classes)
-        return [Shelf(self.train_pool, share.train, labels, C) for share in self.federation.shares]
+        device = self.job.model.device
+        return [Shelf(self.train_pool, share.train, labels, C, device) for share in self.federation.shares]
 
     def engine(self, clients: dict[int, Client] | None = None) -> LocalEngine:
         return ENGINES[self.run.engine](self.job, self.shelves, clients)
@@ -85,6 +87,7 @@ def assemble(
         raise UserError(f"{dataset.name} has no training labels, and labels=given takes them from the data")
     template = run.data.template or dataset.template
     device = find_device(run.backbone.device)
+    check_precision(device, run.backbone.precision)
     model = Model.of(checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision)
     job = Job(method, model, run.seed)
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
@@ -114,3 +117,19 @@ def find_device(name: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def check_precision(device: str, precision: str) -> None:
+    """torch only warns, and goes on in fp32, where a device lacks a precision; here that ends the run."""
+    dtype, kind = PRECISIONS[precision], torch.device(device).type
+    if dtype is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.autocast(kind, dtype):
+                got = (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).dtype
+    except (RuntimeError, UserWarning) as error:
+        raise UserError(f"backbone.precision={precision}: {error}; fp32 always works") from error
+    if got != dtype:
+        raise UserError(f"backbone.precision={precision} is not available on {device}; fp32 always works")

@@ -25,7 +25,7 @@ LABELS = torch.tensor([2, 0])
 CLOSE = 1e-4
 CONFIGS = {
     "ViT-B/32": CLIPConfig(),
-    # B/16 has B/32's text tower: one small layer stands for it here
+    # B/16 has B/32's text tower, which is compared in full there: one layer of it is enough here
     "ViT-B/16": CLIPConfig(vision_config={"patch_size": 16}, text_config={"num_hidden_layers": 1}),
 }
 

@@ -43,6 +43,7 @@ class Dirichlet(Fields):
     alpha: float = Field(
         0.1,
         gt=0,
+        allow_inf_nan=False,
         title="α",
         description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL.",
     )
@@ -92,7 +93,7 @@ class Dirichlet(Fields):
 class PlainDirichlet(Fields):
     """ImageNet-LT in FedPuReL: each class is dealt out by Dirichlet shares, without a cap; clients may stay empty."""
 
-    alpha: float = Field(0.1, gt=0, title="α", description="Concentration of the label skew; small is skewed.")
+    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Of the label skew; small is skewed.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         labels, test_labels = labels_of(dataset, "dirichlet-plain")
@@ -161,9 +162,13 @@ class Pachinko(Fields):
     All pools are equally large; what is left over goes to nobody.
     """
 
-    alpha: float = Field(0.1, gt=0, title="α", description="Concentration over super-classes; small is skewed.")
+    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Over super-classes; small is skewed.")
     alpha_fine: float = Field(
-        10.0, gt=0, title="α_fine", description="Concentration over the classes of a super-class."
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        title="α_fine",
+        description="Concentration over the classes of a super-class.",
     )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:

@@ -17,7 +17,7 @@ from fedtailor.clip.preprocess import Preprocess
 from fedtailor.core import Batch
 from fedtailor.data.sets import Images, Indices
 from fedtailor.errors import UserError
-from fedtailor.model import PRECISIONS, Model
+from fedtailor.model import CPU, PRECISIONS, Model
 
 
 class Pool(Protocol):
@@ -70,8 +70,10 @@ def make_pool(
 class Shelf:
     """A client's training samples. Built without labels, it has none to give away."""
 
-    def __init__(self, pool: Pool, indices: Indices, labels: Indices | None, classes: int) -> None:
-        self._pool, self._indices, self.classes = pool, indices, classes
+    def __init__(
+        self, pool: Pool, indices: Indices, labels: Indices | None, classes: int, device: torch.device = CPU
+    ) -> None:
+        self._pool, self._indices, self.classes, self.device = pool, indices, classes, device
         self._labels = None if labels is None else torch.from_numpy(labels[indices])
 
     def __len__(self) -> int:
@@ -93,4 +95,5 @@ class Shelf:
         whole = drop_last and len(self) >= size
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
-            yield Batch(self._pool.fetch(self._indices[index.numpy()], rng), labels[index], index, rng)
+            x = self._pool.fetch(self._indices[index.numpy()], rng)
+            yield Batch(x.to(self.device), labels[index].to(self.device), index, rng)

@@ -46,10 +46,7 @@ class LocalEngine:
     def call(self, k: int, task: Task) -> Reply:
         began = time.perf_counter()
         reply, self.clients[k] = visit(self.job, k, task, self.clients[k], self.data[k])
-        took = time.perf_counter() - began
-        self.visits.append(
-            Visited(
-                task.round, k, task.pass_, len(self.data[k]), reply.weight, task.bytes, reply_bytes(reply), round(took, 4)
-            )
-        )
+        took = round(time.perf_counter() - began, 4)
+        up, down, samples = reply_bytes(reply), task.bytes, len(self.data[k])
+        self.visits.append(Visited(task.round, k, task.pass_, samples, reply.weight, down, up, took))
         return reply

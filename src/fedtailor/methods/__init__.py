@@ -37,7 +37,7 @@ PROMPTFL = {
 
 METHODS: dict[str, Entry] = {
     "zeroshot": Entry(
-        ZeroShot, "none", "Radford et al., ICML", 2021, "reference", "CLIP as it is, with a hand-written sentence a class",
+        ZeroShot, "none", "Radford et al., ICML", 2021, "reference", "CLIP as it is, a hand-written sentence a class",
         tuners=("none",),
     ),
     "fedavg": Entry(

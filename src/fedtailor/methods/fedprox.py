@@ -2,7 +2,7 @@
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. With text prompts: PromptProx.
 Notation: w → theta, w^t → start, μ → mu.
-Departures: none. (Several public codes compute the pull from detached tensors, so that it has no gradient; here it has.)
+Departures: none. (Several public codes compute the pull from detached tensors, so that it does nothing.)
 """
 
 from __future__ import annotations

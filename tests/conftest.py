@@ -1,0 +1,66 @@
+"""What all tests share: caches in temporary folders, one thread, a tiny CLIP and a handful of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tiny import tiny_folder
+
+CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes a cache or data folder of the machine. Two threads on busy cores only wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTAILOR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FEDTAILOR_DATA", str(tmp_path_factory.mktemp("data")))
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of a tiny random CLIP."""
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `folder:` dataset of three colours, the training part with a tail."""
+    root, rng = tmp_path_factory.mktemp("pictures") / "dots", np.random.default_rng(0)
+    for channel, (name, sizes) in enumerate(CLASSES.items()):
+        for part, size in zip(("train", "test"), sizes, strict=True):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(size):
+                picture = rng.integers(0, 90, (32, 32, 3))
+                picture[..., channel] += 130
+                Image.fromarray(picture.astype(np.uint8)).save(folder / f"{i:02}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def small(pictures: Path, tiny: Path) -> dict[str, Any]:
+    """Settings of a run that takes a moment: three clients, two of them a round."""
+    return {
+        "data": f"folder:{pictures}",
+        "backbone": str(tiny),
+        "clients": 3,
+        "fraction": 0.7,
+        "rounds": 3,
+        "batch": 4,
+        "lr": 0.05,
+        "data.alpha": 1.0,
+        "data.min_size": 2,
+        "data.min_test": 1,
+    }
