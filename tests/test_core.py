@@ -50,7 +50,7 @@ def test_a_tuner_without_parameters_fits_any_share() -> None:
 
 
 def test_weighted_mean_by_hand() -> None:
-    """(1·1 + 3·2 + 4·4) / 8 = 23/8; b comes from clients 1 and 2 alone: (3·10 + 4·3) / 7 = 6; names keep their order."""
+    """(1·1 + 3·2 + 4·4) / 8 = 23/8; b comes from clients 1 and 2 alone: (3·10 + 4·3) / 7 = 6."""
     replies = {
         0: Reply({"a": torch.tensor([1.0])}, weight=1),
         1: Reply({"a": torch.tensor([2.0]), "b": torch.tensor([10.0])}, weight=3),

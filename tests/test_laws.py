@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from world import CLIENTS, combinations, settings, world
 
 from fedtailor.clip.load import digest
 from fedtailor.core import LOCAL, Params, Reply, Server
@@ -21,6 +20,7 @@ from fedtailor.setup import Setup
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import train
 from fedtailor.visit import Client, Task, visit
+from world import CLIENTS, combinations, settings, world
 
 every = pytest.mark.parametrize(("method", "tuner"), combinations())
 TRAINED = [(m, t) for m, t in combinations() if METHODS[m].method.trains]
@@ -43,9 +43,7 @@ def go(setup: Setup, engine: LocalEngine | None = None, backwards: bool = False)
 
 
 def same_state(a: tuple[Server, dict[int, Client]], b: tuple[Server, dict[int, Client]]) -> bool:
-    clients = all(
-        equal(a[1][k].local, b[1][k].local) and equal(a[1][k].memory, b[1][k].memory) for k in range(CLIENTS)
-    )
+    clients = all(equal(a[1][k].local, b[1][k].local) and equal(a[1][k].memory, b[1][k].memory) for k in range(CLIENTS))
     return clients and server_to_bytes(a[0]) == server_to_bytes(b[0])
 
 

@@ -114,12 +114,14 @@ def job(method: Method | None = None) -> Job:
 
 
 def go(pass_: str, client: Client | None = None, inbox: Params | None = None, **more: Any) -> tuple[Reply, Client]:
-    task = Task(pass_, more.get("round", 5), {"g": torch.tensor([1.0, 2.0])}, inbox or {})
-    return visit(more.get("job", job()), more.get("who", 3), task, client or Client(), NoData())
+    it = more.get("job", job())
+    down = {n: torch.tensor([1.0, 2.0]) for n in it.first_server().params}
+    task = Task(pass_, more.get("round", 5), down, inbox or {})
+    return visit(it, more.get("who", 3), task, client or Client(), NoData())
 
 
 def test_a_leaky_method_leaks_nothing() -> None:
-    """A pass that returns LOCAL, FIXED and what it keeps: none of it is in what leaves, and LOCAL stays with the client."""
+    """A pass returns LOCAL, FIXED and what it keeps: none of it is in what leaves, and LOCAL stays with the client."""
     up, stays = go("leaky")
     assert list(up.params) == ["g"]
     assert up.params["g"].tolist() == [2.0, 3.0]

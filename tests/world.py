@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import VIT, tiny_folder
 
 from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.model import Shape
@@ -20,6 +19,7 @@ from fedtailor.data.sets import ArrayImages, Dataset, Split, histogram
 from fedtailor.methods import METHODS
 from fedtailor.setup import Setup, assemble
 from fedtailor.tuners import TUNERS
+from tiny import VIT, tiny_folder
 
 NAMES = ("cat", "maple tree", "T-shirt/top", "dog", "a_b")
 CLIENTS = 4

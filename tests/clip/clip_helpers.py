@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 import torch
 from tokenizers import models, normalizers, pre_tokenizers
@@ -15,7 +13,6 @@ from fedtailor.clip.block import LowRank
 from fedtailor.clip.load import save_folder
 from fedtailor.clip.model import Clip, Shape
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = Shape(
     embed=24,
     image_size=32,
@@ -74,16 +71,6 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 def cosine_logits(images: Tensor, texts: Tensor, scale: float | Tensor = 100.0) -> Tensor:
     return scale * nn.functional.normalize(images, dim=-1) @ nn.functional.normalize(texts, dim=-1).T
-
-
-@cache
-def golden(name: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        return {key: torch.from_numpy(file[key]) for key in file.files}
-
-
-def golden_weights() -> dict[str, Tensor]:
-    return {key: value.float() for key, value in golden("weights").items()}
 
 
 # --- a checkpoint folder -------------------------------------------------------------------------------------------

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 import torch.nn.functional as F
-from clip_helpers import GOLDEN, cosine_logits, difference, golden, golden_weights, relative
+from clip_helpers import cosine_logits, difference, relative
 from torch import Tensor
 
-from fedtailor.clip.layouts import from_openai, shape_from_openai
-from fedtailor.clip.load import fill
-from fedtailor.clip.model import Clip
 from fedtailor.clip.text import Layout, arrange, pack, tokens
+from golden_numbers import EOT, GRADIENT, LOGITS, SOS, golden, golden_clip
 
-LOGITS, GRADIENT = 2e-4, 1e-4  # what the golden README recommends: absolute, and of the tensor's norm
-SOS, EOT = 598, 599
 TEXTS = ("photo", "photo_noperiod", "bare", "bare_raw", "X2", "X4", "X16")
-
-
-@cache
-def model() -> Clip:
-    state = golden_weights()
-    clip = Clip(shape_from_openai(state, folder=GOLDEN))
-    fill(clip, from_openai(state), "tests/golden/weights.npz")
-    return clip.freeze()
 
 
 def sentence(ids: Tensor) -> list[int]:
@@ -35,7 +21,7 @@ def sentence(ids: Tensor) -> list[int]:
 
 def test_image_features() -> None:
     """Broken: patches, the class token, pre-norm blocks, QuickGELU or the projection of the image tower."""
-    got = model().vision(golden("inputs")["images"])
+    got = golden_clip().vision(golden("inputs")["images"])
     assert difference(got, golden("plain_clip")["image_features"]) < LOGITS
 
 
@@ -44,7 +30,7 @@ def test_image_features() -> None:
 def test_text_features(text: str, path: str) -> None:
     """Broken: the text tower, or the fast path's cutting, sharing and packing of real sentences."""
     ids = golden("inputs")[f"tokens.{text}"].long()
-    tower = model().text
+    tower = golden_clip().text
     got = tower.plain(ids) if path == "plain" else tower(pack([tokens(sentence(row)) for row in ids]))
     assert difference(got, golden("plain_clip")[f"text_features.{text}"]) < LOGITS
 
@@ -52,7 +38,7 @@ def test_text_features(text: str, path: str) -> None:
 def test_logits() -> None:
     """Broken: the logit scale, or the cosine's normalisation."""
     ids, images = golden("inputs")["tokens.photo"].long(), golden("inputs")["images"]
-    logits = cosine_logits(model().vision(images), model().text.plain(ids), model().scale)
+    logits = cosine_logits(golden_clip().vision(images), golden_clip().text.plain(ids), golden_clip().scale)
     assert difference(logits, golden("plain_clip")["logits_photo"]) < LOGITS
 
 
@@ -75,14 +61,14 @@ def coop_layout(case: str) -> Layout:
 
 def features(case: str, ctx: Tensor) -> Tensor:
     layout = coop_layout(case)
-    return model().text(layout, shared=ctx) if CASES[case][0] else model().text(layout, own=ctx)
+    return golden_clip().text(layout, shared=ctx) if CASES[case][0] else golden_clip().text(layout, own=ctx)
 
 
 def forward(case: str, ctx: Tensor) -> tuple[Tensor, Tensor]:
     inputs = golden("inputs")
     with torch.no_grad():
-        images = model().vision(inputs["images"])
-    logits = cosine_logits(images, features(case, ctx), model().scale)
+        images = golden_clip().vision(inputs["images"])
+    logits = cosine_logits(images, features(case, ctx), golden_clip().scale)
     return logits, F.cross_entropy(logits, inputs["labels"])
 
 

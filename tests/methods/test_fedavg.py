@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from world import world
 
 from fedtailor.core import Batch, Reply, Server
 from fedtailor.methods.fedavg import FedAvg
+from world import world
 
 
 def test_aggregation() -> None:
     """w ← Σ n_k w_k / Σ n_k: (30·[1, 2] + 10·[5, −2]) / 40 = [2, 1]."""
-    replies = {7: Reply({"w": torch.tensor([5.0, -2.0])}, weight=10), 2: Reply({"w": torch.tensor([1.0, 2.0])}, weight=30)}
+    replies = {
+        7: Reply({"w": torch.tensor([5.0, -2.0])}, weight=10),
+        2: Reply({"w": torch.tensor([1.0, 2.0])}, weight=30),
+    }
     server = FedAvg().aggregate(Server(0, {"w": torch.zeros(2), "other": torch.ones(1)}), replies)
     assert server.params["w"].tolist() == [2.0, 1.0]
     assert server.params["other"].tolist() == [1.0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from world import world
 
 from fedtailor.core import Batch
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import FedProx
+from world import world
 
 
 def batch() -> Batch:
@@ -22,7 +22,9 @@ def test_proximal_term() -> None:
     theta = {name: value + 0.1 for name, value in start.items()}
     plain = FedAvg().loss(job.model, theta, batch(), start)
     n = sum(value.numel() for value in start.values())
-    assert (FedProx(mu=0.6).loss(job.model, theta, batch(), start) - plain).item() == pytest.approx(0.3 * 0.01 * n, rel=1e-4)
+    assert (FedProx(mu=0.6).loss(job.model, theta, batch(), start) - plain).item() == pytest.approx(
+        0.3 * 0.01 * n, rel=1e-4
+    )
 
 
 def test_proximal_gradient_is_real() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from world import NAMES, checkpoint, dataset, world
 
 from fedtailor.evaluate import score_shared, score_zero_shot
 from fedtailor.train import train
+from world import NAMES, checkpoint, dataset, world
 
 
 def test_logits_are_those_of_the_template() -> None:

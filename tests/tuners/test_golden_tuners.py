@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.clip.layouts import from_openai
-from fedtailor.clip.model import Clip, Shape
+from fedtailor.clip.model import Clip
 from fedtailor.core import Params
 from fedtailor.descend import Local
 from fedtailor.model import Model, Words
 from fedtailor.tuners import Tuner, make_tuner
-
-GOLDEN = Path(__file__).parent.parent / "golden"
-SHAPE = Shape(
-    embed=128, image_size=32, patch=8, vision_width=192, vision_layers=4, vision_heads=3,
-    context=77, vocab=600, text_width=128, text_layers=3, text_heads=2,
-)  # fmt: skip
-SOS, EOT = 598, 599
-
-
-def golden(name: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as numbers:
-        return {key: torch.from_numpy(np.asarray(numbers[key], np.result_type(numbers[key], np.float32) if numbers[key].dtype == np.float16 else numbers[key].dtype)) for key in numbers}
+from golden_numbers import EOT, SOS, close, close_gradient, golden, golden_clip
 
 
 @pytest.fixture(scope="module")
 def clip() -> Clip:
-    model = Clip(SHAPE)
-    model.load_state_dict(from_openai({k: v.float() for k, v in golden("weights").items()}))
-    return model.freeze()
+    return golden_clip()
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +48,6 @@ class Case:
         logits = self.logits(leaves) if prior is None else self.logits(leaves) + prior.log()
         loss = F.cross_entropy(logits, self.labels)
         return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    """Logits to 2e-4 absolute."""
-    torch.testing.assert_close(ours, theirs.to(ours.dtype), atol=2e-4, rtol=0)
-
-
-def close_gradient(ours: Tensor, theirs: Tensor) -> None:
-    """Gradients to 1e-4 of the tensor's norm."""
-    assert theirs.norm() > 0
-    assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
 
 
 def test_fedcopl_text_and_deep_visual_prompts(clip: Clip, words: Words) -> None:
@@ -115,7 +87,9 @@ def test_fedcopl_steps_with_cosine_rates(clip: Clip, words: Words) -> None:
 def test_capt_coupled_and_class_prompts(clip: Clip, words: Words) -> None:
     """General context, projected into an image token before ln_pre; class-aware rows behind it."""
     g = golden("capt_model_g1c3")
-    case = Case(clip, words, make_tuner("coupled+class_prompt", {"coupled": {"length": 1}, "class_prompt": {"length": 3}}))
+    case = Case(
+        clip, words, make_tuner("coupled+class_prompt", {"coupled": {"length": 1}, "class_prompt": {"length": 3}})
+    )
     names = {
         "general.ctx": "prompt_learner.general_ctx",
         "couple.0.weight": "coupling_function.weight",

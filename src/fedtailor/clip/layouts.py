@@ -201,9 +201,12 @@ def shape_from_config(config: Mapping[str, Any]) -> Shape:
         text_heads=text.get("num_attention_heads", 8),
         act=act,
     )
-    for part, width in ((text, shape.text_width), (vision, shape.vision_width)):
+    towers = ((text, shape.text_width, shape.text_heads), (vision, shape.vision_width, shape.vision_heads))
+    for part, width, heads in towers:
         if part.get("intermediate_size", 4 * width) != 4 * width:
             raise UserError(f"intermediate_size {part['intermediate_size']} in config.json; 4 × {width} is supported")
+        if width % heads:
+            raise UserError(f"config.json: {heads} attention heads do not divide a width of {width}")
     return shape
 
 

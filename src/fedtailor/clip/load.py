@@ -47,7 +47,8 @@ def load(name: str = BUNDLED) -> Checkpoint:
     folder, weights = locate(name)
     state = read(weights)
     shape, ours = translate(state, folder, weights)
-    clip = Clip(shape)
+    with torch.device("meta"):  # no memory and no random values for weights that are replaced at once
+        clip = Clip(shape)
     fill(clip, ours, weights)
     mean, std = normalisation(folder)
     return Checkpoint(name, clip.freeze(), Tokenizer.open(folder, shape), mean, std, digest(clip))
@@ -124,8 +125,8 @@ def fill(clip: Clip, ours: Mapping[str, Tensor], source: Path | str) -> None:
     if problems:
         more = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise UserError(f"{source} does not fit: " + "; ".join(problems[:10]) + more)
-    counters = {k: v for k, v in wanted.items() if k.endswith("num_batches_tracked")}
-    clip.load_state_dict({**counters, **{k: v.float() for k, v in ours.items()}})
+    counters = {k: torch.tensor(0) for k in wanted if k.endswith("num_batches_tracked")}
+    clip.load_state_dict({**counters, **{k: v.float() for k, v in ours.items()}}, assign=True)
 
 
 def save_folder(clip: Clip, folder: Path, eot: int, sos: int, dtype: torch.dtype = torch.float32) -> None:

@@ -1,0 +1,140 @@
+"""A client's samples: every picture once an epoch, and no way to labels that were not given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtailor.clip.preprocess import Preprocess
+from fedtailor.data.samples import CachedPool, LivePool, Shelf, make_pool
+from fedtailor.errors import UserError
+from fedtailor.model import Model
+from fedtailor.rng import generator
+from fedtailor.tuners import make_tuner
+from world import checkpoint, dataset, world
+
+LABELS = np.array([2, 0, 1, 1, 2, 0, 1, 2, 2, 0], dtype=np.int64)
+VALUES = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    indices=st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True),
+    size=st.integers(1, 12),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_an_epoch_has_every_sample_once(indices: list[int], size: int, drop_last: bool, seed: int) -> None:
+    """Each batch pairs a picture with its label and its place on the shelf; only a last, smaller one may be missing."""
+    shelf = Shelf(CachedPool(VALUES), np.array(indices), LABELS, 3)
+    met: list[int] = []
+    for batch in shelf.batches(size, drop_last, generator(seed)):
+        where = np.array(indices)[batch.index.numpy()]
+        assert batch.x.tolist() == VALUES[where].tolist()
+        assert batch.y.tolist() == LABELS[where].tolist()
+        assert len(batch.y) <= size
+        met += batch.index.tolist()
+    whole = len(indices) // size * size
+    assert len(met) == (whole if drop_last and whole else len(indices))
+    assert len(set(met)) == len(met)
+    assert set(met) <= set(range(len(indices)))
+
+
+def test_counts() -> None:
+    """(C,) samples of each class, those it has none of too."""
+    shelf = Shelf(CachedPool(VALUES), np.array([0, 4, 7, 1]), LABELS, 5)
+    assert shelf.counts().tolist() == [1, 0, 3, 0, 0]
+    assert len(shelf) == 4
+    assert shelf.labels.tolist() == [2, 2, 2, 0]
+
+
+def test_what_a_pass_does_to_a_batch_stays_there() -> None:
+    """Labels and pictures are copies: writing into them changes no later batch."""
+    shelf = Shelf(CachedPool(VALUES.copy()), np.arange(10), LABELS, 3)
+    shelf.labels.fill_(1)
+    for batch in shelf.batches(5, False, generator(0)):
+        batch.x.zero_()
+        batch.y.zero_()
+    batch = next(shelf.batches(10, False, generator(0)))
+    assert batch.y.tolist() == LABELS[batch.index.numpy()].tolist()
+    assert batch.x.tolist() == VALUES[batch.index.numpy()].tolist()
+
+
+def arrays(thing: Any, seen: set[int] | None = None) -> list[np.ndarray]:
+    """Every array and tensor that can be reached from a thing, and what they are views of."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, str | bytes | int | float | type | None):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        return [thing.detach().numpy()]
+    if isinstance(thing, np.ndarray):
+        return [np.asarray(thing), *arrays(thing.base, seen)]
+    if isinstance(thing, dict):
+        parts = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set | frozenset):
+        parts = list(thing)
+    else:
+        parts = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+    return [array for part in parts for array in arrays(part, seen)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_labels_that_are_not_given_cannot_be_reached(training: bool, tmp_path: Path) -> None:
+    """Nothing that hangs on an unlabelled shelf equals the labels or the client's part of them; asking is an error."""
+    train, part = dataset().train, np.arange(0, 40, 3)
+    model = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.")
+    transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
+    pool = make_pool(model, "digest", train.images, transform, training, tmp_path)
+
+    def found(shelf: Shelf) -> bool:
+        hidden = [train.labels.tolist(), train.labels[part].tolist()]
+        return any(array.ndim == 1 and array.tolist() in hidden for array in arrays(shelf))
+
+    assert found(Shelf(pool, part, train.labels, 5))  # the search can find them
+    bare = Shelf(pool, part, None, 5)
+    assert not found(bare)
+    for ask in (lambda: bare.labels, bare.counts, lambda: next(bare.batches(4, False, generator(0)))):
+        with pytest.raises(UserError, match=r"no labels; choose a labeler"):
+            ask()
+
+
+def test_augmented_views_are_drawn_from_the_seed(tmp_path: Path) -> None:
+    """The same generator gives the same views, another gives others; without one there is a single plain view."""
+    images = dataset().train.images
+    model = world("fedavg", "text_prompt").job.model
+    transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
+    pool = make_pool(model, "digest", images, transform, training=True, folder=tmp_path)
+    assert isinstance(pool, LivePool)
+    assert not list(tmp_path.iterdir())  # nothing of it is cached
+    some = np.array([3, 1])
+    first = pool.fetch(some, generator(1))
+    assert torch.equal(pool.fetch(some, generator(1)), first)
+    assert not torch.allclose(pool.fetch(some, generator(2)), first)
+    plain = make_pool(model, "digest", images, transform, training=False, folder=tmp_path)
+    assert isinstance(plain, CachedPool)
+    assert torch.allclose(pool.fetch(some), plain.fetch(some), atol=1e-6)
+    assert not torch.allclose(pool.fetch(some), first)
+
+
+def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
+    """A live pool is fetched anew with the epoch's generator; the whole pass is the same for the same seed."""
+    model = world("fedavg", "text_prompt").job.model
+    transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
+    pool = make_pool(model, "digest", dataset().train.images, transform, training=True, folder=tmp_path)
+    shelf = Shelf(pool, np.arange(3), dataset().train.labels, 5)
+
+    def epochs(seed: int) -> list[torch.Tensor]:
+        rng = generator(seed)
+        batches = [next(shelf.batches(3, False, rng)) for _ in range(2)]
+        return [batch.x[batch.index.argsort()] for batch in batches]
+
+    first, second = epochs(0)
+    assert not torch.allclose(first, second)
+    assert all(torch.equal(a, b) for a, b in zip(epochs(0), (first, second), strict=True))
