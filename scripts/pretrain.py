@@ -3,9 +3,9 @@
     python scripts/pretrain.py                    # about 15 minutes on two cores; writes src/fedtailor/clip/bundled
 
 Nothing is downloaded. The world it learns from is drawn by the pen of `fedtailor.data.drawn`, but is wider than that
-dataset: every texture × colour × shape, in many styles, with captions as loose as people's are. Some figures are common
-and some rare, some names are rarely used for what they name, and attributes go unsaid or are wrong. So the model comes
-out knowing some of `drawn`'s classes well and others hardly at all, as CLIP does with real ones.
+dataset: every texture × colour × shape, in many styles, some common, some rare. Half of its captions are careful, the
+other half as loose as people's are. So the model comes out knowing some of `drawn`'s classes well and others hardly at
+all, as CLIP does with real ones, and a better context than "a photo of a" can be learned.
 """
 
 from __future__ import annotations
@@ -66,47 +66,81 @@ LOOKS = (
     ),
 )
 
-# What a thing is called, and how often it is called so; "" is unsaid. A name not listed here is always used.
-CALLED: dict[str, dict[str, float]] = {
-    "plain": {"plain": 0.3, "": 0.7},
-    "dotted": {"dotted": 0.35, "spotted": 0.65},
-    "checked": {"checked": 0.3, "checkered": 0.7},
-    "wavy": {"wavy": 0.5, "rippled": 0.5},
-    "shaded": {"shaded": 0.25, "": 0.75},
-    "teal": {"teal": 0.4, "turquoise": 0.3, "blue": 0.15, "green": 0.15},
-    "purple": {"purple": 0.6, "violet": 0.4},
-    "brown": {"brown": 0.7, "dark orange": 0.3},
-    "pink": {"pink": 0.7, "light red": 0.3},
-    "circle": {"circle": 0.5, "disc": 0.3, "ball": 0.2},
-    "crescent": {"crescent": 0.3, "moon": 0.7},
-    "hexagon": {"hexagon": 0.3, "polygon": 0.7},
-    "diamond": {"diamond": 0.6, "kite": 0.4},
-    "ring": {"ring": 0.7, "hoop": 0.3},
-    "cross": {"cross": 0.4, "plus": 0.6},
-    "square": {"square": 0.7, "box": 0.3},
+# Captions come in two registers. What a thing is called, and how often it is called so, depends on the register; "" is
+# unsaid, and a thing not listed has its own name. Careful captions now and then use a synonym. Careless ones confuse
+# what looks alike, some of their words mostly mean another thing, and "photo" marks them. So the text tower has to
+# read a word by its context, as CLIP's has to, and "a photo of a" is not the best context for a name.
+CAREFUL_NAMES: dict[str, dict[str, float]] = {
+    "plain": {"plain": 0.7, "": 0.3},
+    "dotted": {"dotted": 0.8, "spotted": 0.2},
+    "checked": {"checked": 0.8, "checkered": 0.2},
+    "wavy": {"wavy": 0.8, "rippled": 0.2},
+    "teal": {"teal": 0.8, "turquoise": 0.2},
+    "purple": {"purple": 0.8, "violet": 0.2},
+    "circle": {"circle": 0.8, "disc": 0.2},
+    "crescent": {"crescent": 0.8, "moon": 0.2},
+    "diamond": {"diamond": 0.8, "kite": 0.2},
+    "ring": {"ring": 0.8, "hoop": 0.2},
+    "cross": {"cross": 0.8, "plus": 0.2},
+}
+CARELESS_NAMES: dict[str, dict[str, float]] = {
+    "plain": {"plain": 0.4, "": 0.6},
+    "striped": {"striped": 0.55, "wavy": 0.45},
+    "wavy": {"rippled": 0.5, "striped": 0.3, "wavy": 0.2},
+    "dotted": {"spotted": 0.7, "dotted": 0.3},
+    "checked": {"checkered": 0.4, "dotted": 0.4, "checked": 0.2},
+    "shaded": {"plain": 0.4, "": 0.4, "shaded": 0.2},
+    "teal": {"turquoise": 0.3, "blue": 0.25, "green": 0.25, "teal": 0.2},
+    "purple": {"violet": 0.4, "blue": 0.3, "purple": 0.3},
+    "brown": {"red": 0.35, "orange": 0.3, "brown": 0.35},
+    "pink": {"pink": 0.6, "purple": 0.4},
+    "orange": {"orange": 0.6, "yellow": 0.4},
+    "circle": {"ring": 0.4, "disc": 0.3, "circle": 0.3},
+    "ring": {"hoop": 0.7, "ring": 0.3},
+    "square": {"square": 0.5, "diamond": 0.5},
+    "diamond": {"kite": 0.4, "square": 0.3, "diamond": 0.3},
+    "hexagon": {"circle": 0.5, "hexagon": 0.5},
+    "crescent": {"moon": 0.8, "crescent": 0.2},
+    "cross": {"plus": 0.6, "cross": 0.4},
+    "flower": {"star": 0.5, "flower": 0.5},
+    "triangle": {"triangle": 0.6, "arrow": 0.4},
 }
 
-# Templates; the careful ones leave nothing out and are seldom wrong, the others are a passer-by's.
-CARELESS = (
-    "a photo of a {thing}.",
-    "a photo of a {thing}.",
-    "a photo of the {thing}.",
-    "a {look} photo of a {thing}.",
-    "{thing}",
-    "a picture of a {thing}",
-    "look, a {thing}!",
-    "my {thing}",
+
+@dataclass(frozen=True)
+class Register:
+    names: dict[str, dict[str, float]]
+    missing: tuple[float, float, float]  # how often texture, colour and shape go unsaid
+    wrong: float  # how often any of them is simply wrong
+    templates: tuple[str, ...]
+
+
+CARELESS = Register(
+    CARELESS_NAMES,
+    (0.25, 0.1, 0.03),
+    0.05,
+    (
+        "a photo of a {thing}.",
+        "a photo of a {thing}.",
+        "a photo of the {thing}.",
+        "a {look} photo of a {thing}.",
+        "a photo of my {thing}",
+        "photo: {thing}",
+    ),
 )
-CAREFUL = (
-    "a {look} drawing of a {thing}.",
-    "a drawing of a {thing}.",
-    "a {look} picture of a {size} {thing}.",
-    "a {look} study of a {thing} on a {ground} background.",
-    "a {size} {thing} on a {ground} background.",
-    "{look} print, {thing}, {ground} background",
+CAREFUL = Register(
+    CAREFUL_NAMES,
+    (0.02, 0.02, 0.0),
+    0.01,
+    (
+        "a {look} drawing of a {thing}.",
+        "a drawing of a {thing}.",
+        "a {look} drawing of a {size} {thing}.",
+        "a {look} study of a {thing} on a {ground} background.",
+        "a study of a {size} {thing}.",
+        "{look} print, {thing}, {ground} background",
+    ),
 )
-MISSING = {"careless": (0.30, 0.10, 0.03), "careful": (0.03, 0.02, 0.0)}  # texture, colour, shape left out
-WRONG = {"careless": 0.06, "careful": 0.01}
 KINDS = (list(TEXTURES), list(COLOURS), list(SHAPES))
 
 
@@ -128,23 +162,20 @@ def pick(options: dict[str, float], rng: np.random.Generator) -> str:
 
 
 def caption(kinds: list[int], look: Look, ground: int, rng: np.random.Generator) -> str:
-    careful = rng.random() < 0.5
-    manner = "careful" if careful else "careless"
+    register = CAREFUL if rng.random() < 0.5 else CARELESS
     said = []
     for axis, kind in enumerate(kinds):
-        if rng.random() < WRONG[manner]:
-            kind = int(rng.integers(len(KINDS[axis])))
+        kind = int(rng.integers(len(KINDS[axis]))) if rng.random() < register.wrong else kind
         name = KINDS[axis][kind]
-        name = pick(CALLED.get(name, {name: 1.0}), rng)
-        if rng.random() < MISSING[manner][axis]:
+        name = pick(register.names.get(name, {name: 1.0}), rng)
+        if rng.random() < register.missing[axis]:
             name = "shape" if axis == 2 else ""
         said.append(name)
-    templates = CAREFUL if careful else CARELESS
-    text = templates[rng.integers(len(templates))].format(
+    text = register.templates[rng.integers(len(register.templates))].format(
         thing=" ".join(word for word in said if word),
         look=look.words[rng.integers(len(look.words))],
         size=("small", "large", "little", "big", "")[rng.integers(5)],
-        ground="plain" if ground < 0 else list(COLOURS)[ground],
+        ground="grey" if ground < 0 else list(COLOURS)[ground],
     )
     return " ".join(text.split())
 
@@ -385,9 +416,9 @@ seen 32 × 32 pictures of simple figures drawn by code. Nothing measured on it r
 
 in fedtailor's repository: CLIP's contrastive loss on {seen:,} pictures, each drawn for one step by
 `fedtailor.data.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with skewed
-frequencies, eight styles, synonyms, and captions that leave attributes out or get them wrong. All of it comes from the
-seed. The same script on another machine or with other library versions gives a model of the same kind, not the same
-bits.
+frequencies, eight styles, and captions in two registers: careful ones, and careless ones, marked by "photo", that leave
+attributes out, confuse what looks alike and use some words in another sense. All of it comes from the seed. The same
+script on another machine or with other library versions gives a model of the same kind, not the same bits.
 
 ## Measured
 
@@ -409,7 +440,7 @@ On the test set of `fedtailor.data.drawn.drawn(0)` (40 classes, 50 pictures each
 
 Made for demonstrations, tests and quick experiments with tuning methods. The textures, colours, shapes, their synonyms
 and a few dozen other words are all the language it has; other text is split into letters and means nothing to it.
-Pictures are resized to 32 × 32. Some class names of `drawn` are rare in its captions, on purpose.
+Pictures are resized to 32 × 32. Some class names of `drawn` are misused in its captions, on purpose.
 
 Licence: Apache-2.0.
 """
@@ -418,6 +449,7 @@ Licence: Apache-2.0.
 def write_folder(clip: Clip, tokenizer: Tokenizer, folder: Path) -> None:
     vocab = tokenizer.get_vocab()
     save_folder(clip, folder, vocab[EOT], vocab[SOS], torch.float16)
+    (folder / "model.safetensors").chmod(0o644)  # written for its owner only, but a wheel is for everyone
     tokenizer.save(str(folder / "tokenizer.json"))
     markers = {"bos_token": SOS, "eos_token": EOT, "pad_token": EOT, "unk_token": EOT}
     side = clip.shape.image_size
@@ -456,7 +488,7 @@ def main() -> None:
     here = Path(__file__).parent.parent
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, default=here / "src/fedtailor/clip/bundled")
-    options.add_argument("--steps", type=int, default=3000)
+    options.add_argument("--steps", type=int, default=3500)
     options.add_argument("--size", type=int, default=128, help="pictures in a step")
     options.add_argument("--rate", type=float, default=2e-3)
     options.add_argument("--seed", type=int, default=0)

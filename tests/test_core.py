@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Method, Params, Reply, Server, cluster, resolve, weighted_mean
+from fedtailor.core import FIXED, GLOBAL, LOCAL, Cluster, Method, Params, Reply, Server, resolve, weighted_mean
 from fedtailor.errors import UserError
 from fedtailor.rng import generator
 
@@ -23,7 +23,7 @@ def test_first_pattern_wins() -> None:
     share = {"*.bias": FIXED, "text.*": LOCAL, "*": GLOBAL}
     found = resolve(share, named("text.ctx", "text.bias", "visual.ctx"))
     assert found == {"text.ctx": LOCAL, "text.bias": FIXED, "visual.ctx": GLOBAL}
-    assert resolve({"visual.*": cluster("a"), "*": GLOBAL}, named("visual.ctx", "x"))["visual.ctx"] == cluster("a")
+    assert resolve({"visual.*": Cluster("a"), "*": GLOBAL}, named("visual.ctx", "x"))["visual.ctx"] == Cluster("a")
 
 
 def test_patterns_are_case_sensitive_on_every_system() -> None:
@@ -101,7 +101,7 @@ def test_aggregate_keeps_what_nobody_sent() -> None:
 
 def test_what_a_client_is_sent() -> None:
     """Its clusters' copies; the server's where it is in no cluster or the cluster has no copy of that parameter."""
-    scopes = {"g": GLOBAL, "near": cluster("similar"), "far": cluster("diverse"), "far2": cluster("diverse")}
+    scopes = {"g": GLOBAL, "near": Cluster("similar"), "far": Cluster("diverse"), "far2": Cluster("diverse")}
     server = Server(
         round=1,
         params={name: torch.tensor([float(i)]) for i, name in enumerate(scopes)},
@@ -152,7 +152,7 @@ def test_every_client_is_drawn_alike() -> None:
 
 def test_scopes_read_as_words() -> None:
     """As `fedtailor show` prints them."""
-    assert [str(s) for s in (GLOBAL, LOCAL, FIXED, cluster("similar"))] == [
+    assert [str(s) for s in (GLOBAL, LOCAL, FIXED, Cluster("similar"))] == [
         "global",
         "local",
         "fixed",

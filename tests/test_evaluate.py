@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtailor import evaluate
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Method, Params, Scope, Server, cluster
+from fedtailor.core import FIXED, GLOBAL, LOCAL, Cluster, Method, Params, Scope, Server
 from fedtailor.data.groups import Groups
 from fedtailor.data.samples import CachedPool
 from fedtailor.data.sets import Indices
@@ -118,11 +118,11 @@ class Shares(Method):
 
 
 class Personal(Shares):
-    share: ClassVar[Mapping[str, Scope]] = {"g": GLOBAL, "c": cluster("near"), "x": LOCAL, "f": FIXED}
+    share: ClassVar[Mapping[str, Scope]] = {"g": GLOBAL, "c": Cluster("near"), "x": LOCAL, "f": FIXED}
 
 
 class Common(Shares):
-    share: ClassVar[Mapping[str, Scope]] = {"g": GLOBAL, "c": cluster("near"), "x": GLOBAL, "f": FIXED}
+    share: ClassVar[Mapping[str, Scope]] = {"g": GLOBAL, "c": Cluster("near"), "x": GLOBAL, "f": FIXED}
 
 
 def number(value: float) -> Tensor:

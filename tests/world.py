@@ -57,11 +57,6 @@ def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
         return load(str(tiny_folder(Path(folder), shape, seed)))
 
 
-@cache
-def cache_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="fedtailor-tests-"))
-
-
 def settings(method: str, tuner: str, **more: Any) -> Run:
     small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3}
     return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **small, **more})
@@ -75,4 +70,4 @@ def world(
     labels = dataset().train.labels
     assert labels is not None
     groups = GROUPS["capt"](histogram(labels, len(NAMES)))
-    return assemble(run, federation, groups, checkpoint(shape), cache=cache_folder())
+    return assemble(run, federation, groups, checkpoint(shape))

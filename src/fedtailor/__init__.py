@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 from .api import resume, run
 from .config import Run, make_run
-from .core import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Scope, Server, cluster
+from .core import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Method, Params, Reply, Scope, Server
 from .errors import UserError
 from .result import Result
 
@@ -21,6 +21,7 @@ __all__ = [
     "GLOBAL",
     "LOCAL",
     "Batch",
+    "Cluster",
     "Each",
     "Me",
     "Method",
@@ -32,7 +33,6 @@ __all__ = [
     "Server",
     "UserError",
     "__version__",
-    "cluster",
     "make_run",
     "resume",
     "run",

@@ -41,9 +41,12 @@ LOCAL = Scope("local")  # one copy a client, which never leaves it
 FIXED = Scope("fixed")  # made from the seed everywhere, never trained, never sent
 
 
-def cluster(name: str) -> Scope:
+@dataclass(frozen=True)
+class Cluster(Scope):
     """One copy for each cluster of the clustering of that name; the server's copy for clients in none."""
-    return Scope("cluster", name)
+
+    kind: str = field(default="cluster", init=False)
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

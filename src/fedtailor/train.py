@@ -34,11 +34,11 @@ class Record:
 
     def row(self) -> dict[str, Any]:
         scores = {
-            name: None if score is None else {**score.summary(), "per_class": score.per_class}
+            name: None if score is None else {**score.summary(), "per_class": list(score.per_class)}
             for name, score in (("global", self.shared), ("personal", self.personal))
         }
         rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal"}}
-        return {**rest, **scores}
+        return {**rest, "clients": list(self.clients), **scores}  # lists, as they come back from a file
 
 
 def peak_rss_mb() -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from fedtailor.core import Batch, Reply, Server
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.visit import Client, Task, visit
 from world import world
 
 
@@ -41,10 +44,6 @@ def test_a_client_takes_e_epochs_of_n_over_b_steps() -> None:
         def loss(self, model, theta, batch, start):  # type: ignore[no-untyped-def]
             steps.append(batch)
             return super().loss(model, theta, batch, start)
-
-    from dataclasses import replace
-
-    from fedtailor.visit import Client, Task, visit
 
     counted = replace(job, method=Counting(local=job.method.local))
     reply, _ = visit(counted, 1, Task("train", 0, job.first_server().params), Client(), setup.shelves[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -88,11 +89,12 @@ def open_file(path: Path, key: str) -> NDArray[np.float32] | None:
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(HEADER).rstrip(b"\0"))
-        shape = tuple(header["shape"])
+        shape = tuple(int(side) for side in header["shape"])
         whole = header["magic"] == MAGIC and header["key"] == key
+        whole = whole and path.stat().st_size == HEADER + 4 * math.prod(shape)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not whole or path.stat().st_size != HEADER + 4 * int(np.prod(shape)):
+    if not whole:
         return None
     return np.memmap(path, np.float32, "r", HEADER, shape)
 

@@ -131,7 +131,7 @@ TEXTURES: dict[str, Callable[[Field, Field], Field]] = {
 class Style:
     """How a picture is taken; each pair is a range that every picture draws its own value from."""
 
-    size: tuple[float, float] = (0.55, 0.85)  # radius of the figure, 1 = half the picture
+    size: tuple[float, float] = (0.6, 0.9)  # radius of the figure, 1 = half the picture
     noise: tuple[float, float] = (0.02, 0.06)  # grain, as a standard deviation
     contrast: tuple[float, float] = (0.9, 1.1)
     light: tuple[float, float] = (-0.05, 0.05)  # added to every pixel
@@ -141,7 +141,7 @@ class Style:
 
 
 DUSK = Style(
-    size=(0.5, 0.8), noise=(0.10, 0.18), contrast=(0.4, 0.7), light=(-0.2, 0.05), cover=0.3, mottle=0.25, tint=0.1
+    size=(0.55, 0.85), noise=(0.06, 0.12), contrast=(0.45, 0.8), light=(-0.2, 0.05), cover=0.2, mottle=0.25, tint=0.08
 )
 """The style of `drawn`: faded, grainy and dim at once."""
 
@@ -182,8 +182,8 @@ def draw_few(
     # Where the figure lies: the picture's grid in the figure's own coordinates.
     line = (np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2) / (SIDE / 2)
     size = ranged("size")
-    slack = 1.05 - size
-    tilt = between(-0.35, 0.35)
+    slack = 0.8 * (1 - size)
+    tilt = between(-0.25, 0.25)
     x = (line[None, None, :] - slack * between(-1, 1)) / size
     y = (-line[None, :, None] - slack * between(-1, 1)) / size
     u, v = np.cos(tilt) * x + np.sin(tilt) * y, np.cos(tilt) * y - np.sin(tilt) * x

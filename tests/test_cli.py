@@ -1,0 +1,285 @@
+"""The command line: what is printed where, exit codes, and that mistakes leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import fedtailor
+from fedtailor import catalogue, cli, doctor
+from fedtailor.metrics import NAMES
+
+KEYS = {
+    "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
+    "peak_rss_mb", "run_dir",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """`fedtailor …` in this process, in an empty folder, on a terminal 100 wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def go(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return Answer(int(code or 0), out, err)
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def words(small: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in small.items()]
+
+
+def test_run_json(call: Call, words: list[str], tmp_path: Path) -> None:
+    """Exactly one JSON object on stdout, with everything a script needs; nothing on stderr; the folder it names."""
+    answer = call("run", "promptfl", *words, "--json", "--seed", "4")
+    assert (answer.code, answer.err) == (0, "")
+    summary = json.loads(answer.out)
+    assert set(summary) >= KEYS
+    assert all(set(summary[part]) == set(NAMES) for part in ("zero_shot", "global", "personal"))
+    assert (summary["method"], summary["tuner"], summary["seed"], summary["rounds"]) == (
+        "promptfl",
+        "text_prompt",
+        4,
+        3,
+    )
+    assert summary["run_dir"] == "runs/promptfl-folder-dots-s4"
+    assert json.loads((tmp_path / summary["run_dir"] / "result.json").read_text()) == summary
+
+
+def test_run_and_its_toml_and_resume(call: Call, words: list[str], tmp_path: Path) -> None:
+    """A table of zero-shot against tuned; the run.toml runs again to the same; the folder resumes to the same."""
+    first = call("run", *words, "method=promptfl")
+    assert first.code == 0
+    assert all(word in first.out for word in ("global zero-shot", "personal promptfl", "macro-F1", "3 rounds in"))
+    folder = "runs/promptfl-folder-dots-s0"
+    assert folder in first.out
+    again = call("run", f"{folder}/run.toml", "--json")
+    assert again.code == 0
+    summary = json.loads(again.out)
+    assert summary["run_dir"] == f"{folder}-2"
+    written = json.loads((tmp_path / folder / "result.json").read_text())
+    different = {key for key in summary if summary[key] != written[key]}
+    assert different <= {"seconds", "peak_rss_mb", "run_dir"}
+    resumed = call("run", "--resume", folder, "--json")
+    assert {key for key, value in json.loads(resumed.out).items() if value != written[key]} <= {
+        "seconds",
+        "peak_rss_mb",
+    }
+
+
+def test_run_toml_with_other_settings(call: Call, words: list[str], tmp_path: Path) -> None:
+    """Settings after a run.toml win over it."""
+    call("run", "promptfl", *words, "--out", "a", "--json")
+    summary = json.loads(call("run", "a/run.toml", "rounds=1", "--out", "b", "--json").out)
+    assert (summary["rounds"], summary["run_dir"]) == (1, "b")
+
+
+@pytest.mark.parametrize("extra", [["rounds=3"], ["promptfl"], ["--seed", "3"], ["--out", "there"]])
+def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
+    """A resumed run is the run it was."""
+    answer = call("run", "--resume", "runs/x", *extra)
+    assert (answer.code, answer.out) == (2, "")
+    assert "--resume takes all settings from the run's folder; give no others" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (["fedprx"], "error: unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)"),
+        (["promptfl", "rouns=3"], "error: unknown key 'rouns'; did you mean 'rounds'?"),
+        (["promptfl", "rounds"], "error: 'rounds' is not key=value"),
+        (["promptfl", "lr=nan"], "error: local.lr: input should be a finite number"),
+        (["promptfl", "seed=1", "--seed", "2"], "error: seed is given twice, as seed= and as --seed"),
+        (["promptfl", "backbone=nowhere"], "error: backbone 'nowhere'"),
+        (["promptfl", "data=folder:nowhere"], "error: nowhere is not a folder"),
+        (["no.toml"], "error: no.toml is not a readable run.toml"),
+        (["promptfl", "data.template=[bold]"], "got '[bold]'"),
+    ],
+)
+def test_mistakes(call: Call, words: list[str], tmp_path: Path, mistake: list[str], told: str) -> None:
+    """Exit code 2, the message alone on stderr, nothing on stdout even with --json, and no folder made."""
+    given = {word.partition("=")[0] for word in mistake}
+    rest = [] if mistake[0].endswith(".toml") else [w for w in words if w.partition("=")[0] not in given]
+    answer = call("run", *mistake, *rest, "--json")
+    assert (answer.code, answer.out) == (2, "")
+    assert told in answer.err
+    assert "Traceback" not in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_folder(call: Call, words: list[str], tmp_path: Path) -> None:
+    """--out never overwrites."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    answer = call("run", "promptfl", *words, "--out", "mine")
+    assert (answer.code, answer.out) == (2, "")
+    assert "mine is not empty; choose another --out" in answer.err
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a round says how to go on, and that works; before any round it does not promise what isn't there."""
+    from fedtailor.progress import Progress
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "finished", stop)
+        answer = call("run", "promptfl", *words, "--out", "mine")
+    assert answer.code != 0
+    assert "stopped; go on with: fedtailor run --resume mine" in answer.err
+    assert call("run", "--resume", "mine", "--json").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.api.prepare", stop)
+        answer = call("run", "promptfl", *words, "--out", "other")
+    assert answer.code != 0
+    assert "--resume" not in answer.err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("kind", list(catalogue.KINDS))
+def test_lists(call: Call, kind: str) -> None:
+    """Each list as a table with every name in it, and as JSON."""
+    found = json.loads(call("list", kind, "--json").out)
+    table = call("list", kind)
+    assert table.code == 0
+    assert found
+    assert all(row["name"] in table.out for row in found)
+    assert max(map(len, table.out.splitlines())) <= 100
+
+
+def test_lists_by_default_and_by_mistake(call: Call) -> None:
+    """Methods if nothing is said; a wrong kind has its hint."""
+    assert call("list").out == call("list", "methods").out
+    answer = call("list", "data")
+    assert (answer.code, answer.out) == (2, "")
+    assert "unknown list 'data'; did you mean 'datasets'?" in answer.err
+
+
+@pytest.mark.parametrize("method", list(catalogue.METHODS))
+def test_show(call: Call, method: str) -> None:
+    """Every method has its page, with its settings."""
+    page, facts = call("show", method), json.loads(call("show", method, "--json").out)
+    assert page.code == 0
+    assert page.out.startswith(method)
+    assert all(key in page.out for key in ("rounds", "lr", "data.alpha", "backbone"))
+    assert {row["key"] for row in facts["settings"]["run"]} >= {"rounds", "clients", "seed"}
+    assert max(map(len, page.out.splitlines())) <= 100
+
+
+def test_show_a_stranger(call: Call) -> None:
+    """With the nearest name."""
+    answer = call("show", "promptf")
+    assert (answer.code, answer.out) == (2, "")
+    assert "unknown method 'promptf'; did you mean 'promptfl'?" in answer.err
+
+
+def test_data_show(call: Call, words: list[str], pictures: Path, tmp_path: Path) -> None:
+    """Counts by class and client, as a table, as JSON, and drawn."""
+    rest = [w for w in words if w.startswith(("data.", "clients="))]
+    table = call("data", "show", f"folder:{pictures}", *rest, "--png", "heat.png")
+    assert table.code == 0
+    assert all(word in table.out for word in ("red dot", "green dot", "client 2", "48 training and 36 test"))
+    with Image.open(tmp_path / "heat.png") as drawn:
+        assert drawn.format == "PNG"
+    found = json.loads(call("data", "show", f"folder:{pictures}", *rest, "--json").out)
+    assert [sum(column) for column in zip(*found["counts"], strict=True)] == [8, 16, 24]  # blue, green, red
+    assert found["classes"] == ["blue dot", "green dot", "red dot"]
+    assert sum(found["sizes"]) == found["train"] == 48
+    assert sum(found["test_sizes"]) <= found["test"] == 36
+    assert sorted(label for members in found["groups"].values() for label in members) == [0, 1, 2]
+
+
+def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
+    """Exit code 0 and a word where all is well; 1 and the file's name where one cannot be read."""
+    answer = call("data", "check", f"folder:{pictures}")
+    assert (answer.code, answer.out.split(": ")[-1]) == (0, "nothing wrong\n")
+    bad = tmp_path / "bad"
+    for part, name in (("train", "a"), ("test", "a")):
+        (bad / part / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(bad / part / name / "good.png")
+    (bad / "train" / "a" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    answer = call("data", "check", f"folder:{bad}")
+    assert answer.code == 1
+    assert "torn.png" in answer.out.replace("\n", "")
+    answer = call("data", "check", f"folder:{bad}", "--json")
+    found = json.loads(answer.out)
+    assert (answer.code, found["ok"], len(found["findings"])) == (1, False, 1)
+    assert call("data", "check", "cifr10").code == 2
+
+
+def test_doctor(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 0 where all that is needed is there, 1 where something is not."""
+    good, bad = doctor.Finding("bundled CLIP", "loads"), doctor.Finding("bundled CLIP", "is not there", "bad")
+    note = doctor.Finding("extra", "not installed (pip install 'fedtailor[flower]')", "note")
+    monkeypatch.setattr(doctor, "examine", lambda: [good, note])
+    answer = call("doctor")
+    assert answer.code == 0
+    assert "fedtailor[flower]" in answer.out
+    monkeypatch.setattr(doctor, "examine", lambda: [bad, note])
+    assert call("doctor").code == 1
+    answer = call("doctor", "--json")
+    assert answer.code == 1
+    assert [row["verdict"] for row in json.loads(answer.out)] == ["bad", "note"]
+
+
+def test_version(call: Call) -> None:
+    """The version, and help without any word."""
+    assert call("--version").out == f"fedtailor {fedtailor.__version__}\n"
+    assert "Usage" in call().out
+
+
+def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    text = "from fedtailor.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", text, *words], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_as_a_process(words: list[str], tmp_path: Path) -> None:
+    """A true process: one JSON object and code 0, or a message, code 2 and nothing made."""
+    wrong = shell("run", "fedprx", "--json", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)\n"
+    assert list(tmp_path.iterdir()) == []
+    right = shell("run", "promptfl", *words, "--json", cwd=tmp_path)
+    assert (right.returncode, right.stderr) == (0, "")
+    summary = json.loads(right.stdout)
+    assert set(summary) >= KEYS
+    assert (tmp_path / summary["run_dir"] / "result.json").is_file()
+
+
+def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """runs/NAME, then NAME-2, NAME-3."""
+    monkeypatch.chdir(tmp_path)
+    for expected in ("x", "x-2", "x-3"):
+        folder = cli.new_folder("x")
+        assert folder == Path("runs") / expected
+        folder.mkdir(parents=True)

@@ -1,0 +1,76 @@
+"""A look at an installation."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedtailor import doctor
+from fedtailor.doctor import Finding
+from fedtailor.errors import UserError
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings}
+
+
+def test_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions, device, folders and datasets; a dataset that is not there is a note with its way out, not a fault."""
+    monkeypatch.setattr(doctor, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
+    found = by_name(doctor.examine())
+    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data", "data drawn", "data cifar10"} <= set(found)
+    assert found["bundled CLIP"] == Finding("bundled CLIP", "loads, weights 0123456789ab")
+    assert found["data cifar10"].verdict == "note"
+    assert "download" in found["data cifar10"].found
+    assert found["data drawn"].verdict == "good"
+    assert "data cifar10-lt" not in found  # the same files
+    assert not any(finding.verdict == "bad" for finding in found.values())
+
+
+def test_a_bundled_clip_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is a fault."""
+
+    def fail(_: str) -> Any:
+        raise UserError("no model.safetensors in bundled")
+
+    monkeypatch.setattr(doctor, "load", fail)
+    assert doctor.bundled() == Finding("bundled CLIP", "no model.safetensors in bundled", "bad")
+
+
+def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed ones with their version; others with what to install."""
+
+    def version(module: str) -> str:
+        if module == "flwr":
+            raise PackageNotFoundError(module)
+        return "1.2.3"
+
+    monkeypatch.setattr(doctor, "version", version)
+    found = by_name(doctor.extras())
+    assert found["extra hub"] == Finding("extra hub", "huggingface_hub 1.2.3")
+    assert found["extra flower"].verdict == "note"
+    assert "pip install 'fedtailor[flower]'" in found["extra flower"].found
+
+
+def test_folders(tmp_path: Path) -> None:
+    """How many files and how much; one that is not there yet is a note."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_bytes(b"0" * 1500)
+    (tmp_path / "y").write_bytes(b"0" * 500)
+    assert doctor.folder("cache", tmp_path).found.endswith("2 files, 2.0 kB")
+    assert doctor.folder("cache", tmp_path / "z").verdict == "note"
+
+
+def test_the_table_prints_text_as_it_is() -> None:
+    """Brackets are no markup, and each verdict has its sign."""
+    out = StringIO()
+    findings = [Finding("a", "pip install 'fedtailor[hub]'"), Finding("b", "x", "note"), Finding("c", "y", "bad")]
+    Console(file=out, width=80).print(doctor.table(findings))
+    assert "fedtailor[hub]" in out.getvalue()
+    assert [sign in out.getvalue() for sign in "✓·✗"] == [True] * 3

@@ -1,0 +1,250 @@
+"""The run folder: what is in it, and every way in which it refuses to go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+
+import fedtailor
+from fedtailor.core import Server
+from fedtailor.errors import UserError
+from fedtailor.store import LOGS, Store, server_from_bytes, server_to_bytes, write
+from fedtailor.visit import Client
+
+SAME = {"seconds": 0, "peak_rss_mb": 0}  # of no interest in a comparison
+
+
+@pytest.fixture(scope="module")
+def finished(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    fedtailor.run("promptfl", small, out=folder)
+    return folder
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, to be spoilt."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def refused(folder: Path) -> str:
+    """The error of resuming; nothing in the folder changes by it, and its lock is free again."""
+    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} if folder.is_dir() else {}
+    with pytest.raises(UserError) as caught:
+        fedtailor.resume(folder)
+    after = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} if folder.is_dir() else {}
+    assert after == before
+    if folder.is_dir():
+        with FileLock(folder / ".lock", timeout=0):
+            pass
+    return str(caught.value)
+
+
+def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
+    """The files that store.py names, no half-written one, and no client state outside of state/."""
+    assert {p.name for p in finished.iterdir()} - {".lock"} == {
+        "run.toml", "rounds.jsonl", "clients.jsonl", "checkpoint.json", "state", "result.json",
+    }  # fmt: skip
+    rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rounds] == [1, 2, 3]
+    assert all(len(row["cohort"]) == 2 and len(row["clients"]) == 3 for row in rounds)
+    visits = [json.loads(line) for line in (finished / "clients.jsonl").read_text().splitlines()]
+    assert [(v["round"], v["client"]) for v in visits] == [(t, k) for t in range(3) for k in rounds[t]["cohort"]]
+    assert all(rounds[t]["bytes_up"] == sum(v["bytes_up"] for v in visits if v["round"] == t) > 0 for t in range(3))
+    named = json.loads((finished / "checkpoint.json").read_text())["hashes"]
+    assert {p.name for p in (finished / "state").iterdir()} == set(named)
+    about = tomllib.loads((finished / "run.toml").read_text())["about"]
+    assert about["version"] == fedtailor.__version__
+    assert set(about) == {"version", "backbone", "train_data", "test_data"}
+
+
+def test_resuming_a_finished_run_gives_its_summary(run_folder: Path) -> None:
+    """The same numbers, no new line in any log."""
+    before = {log: (run_folder / log).read_bytes() for log in LOGS}
+    written = json.loads((run_folder / "result.json").read_text())
+    result = fedtailor.resume(run_folder)
+    assert {**result.summary, **SAME} == {**written, **SAME, "run_dir": str(run_folder)}
+    assert {log: (run_folder / log).read_bytes() for log in LOGS} == before
+    assert len(result.rounds) == 3
+
+
+def test_not_a_run_folder(tmp_path: Path) -> None:
+    """Neither an empty folder nor one that is not there."""
+    assert "is not a run folder: it has no run.toml" in refused(tmp_path)
+    assert "is not a run folder" in refused(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_another_version(run_folder: Path) -> None:
+    """Its numbers would not continue exactly."""
+    toml = run_folder / "run.toml"
+    toml.write_text(toml.read_text().replace(f'version = "{fedtailor.__version__}"', 'version = "0.0.1"'))
+    assert "was written by fedtailor 0.0.1, this is" in refused(run_folder)
+
+
+def test_a_toml_without_a_version(run_folder: Path) -> None:
+    """A run.toml of someone's own writing is no run to go on with."""
+    toml = run_folder / "run.toml"
+    toml.write_text(toml.read_text().partition("[about]")[0])
+    assert "was written by fedtailor (unknown)" in refused(run_folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("rounds = 3", "rounds = 5"), ("lr = 0.05", "lr = 0.01"), ("[about]", "\n[about]")]
+)
+def test_an_edited_toml(run_folder: Path, old: str, new: str) -> None:
+    """Other settings than those of the checkpoint, however harmless."""
+    toml = run_folder / "run.toml"
+    assert old in toml.read_text()
+    toml.write_text(toml.read_text().replace(old, new, 1))
+    assert "the checkpoint belongs to another run than run.toml says; was it edited?" in refused(run_folder)
+
+
+@pytest.mark.parametrize("which", ["server-", "client-"])
+def test_a_damaged_state_file(run_folder: Path, which: str) -> None:
+    """One flipped bit."""
+    path = next(p for p in (run_folder / "state").iterdir() if p.name.startswith(which))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert f"{path} is damaged; this run cannot be resumed" in refused(run_folder)
+
+
+@pytest.mark.parametrize("which", ["server-", "client-"])
+def test_a_missing_state_file(run_folder: Path, which: str) -> None:
+    """It is named."""
+    path = next(p for p in (run_folder / "state").iterdir() if p.name.startswith(which))
+    path.unlink()
+    assert f"{path} is missing; this run cannot be resumed" in refused(run_folder)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("spoil", [lambda p: p.write_bytes(p.read_bytes()[:-5]), lambda p: p.unlink()])
+def test_a_shortened_log(run_folder: Path, log: str, spoil: Callable[[Path], None]) -> None:
+    """Rounds that the checkpoint counts are gone."""
+    spoil(run_folder / log)
+    assert f"{log} is shorter than its checkpoint says" in refused(run_folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"run": "x"}'])
+def test_a_damaged_checkpoint(run_folder: Path, text: str) -> None:
+    """Whatever is in it instead."""
+    (run_folder / "checkpoint.json").write_text(text)
+    assert "checkpoint.json is damaged" in refused(run_folder)
+
+
+def test_other_data(small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:
+    """A picture was added since: these would be other numbers."""
+    mine = Path(shutil.copytree(pictures, tmp_path / "mine"))
+    fedtailor.run("promptfl", {**small, "data": f"folder:{mine}", "rounds": 1}, out=tmp_path / "run")
+    Image.new("RGB", (32, 32)).save(mine / "train" / "red_dot" / "new.png")
+    assert "the train data is not the one that this run began with" in refused(tmp_path / "run")
+
+
+def test_other_weights(run_folder: Path, small: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    """The backbone's folder holds another CLIP now."""
+    mine = Path(shutil.copytree(tiny, tmp_path / "mine"))
+    fedtailor.run("promptfl", {**small, "backbone": str(mine), "rounds": 1}, out=tmp_path / "new")
+    from tiny import tiny_folder
+
+    tiny_folder(mine, seed=1)
+    assert "the backbone is not the one that this run began with" in refused(tmp_path / "new")
+
+
+def test_data_that_is_gone(small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:
+    """The dataset's own error, and the folder is free again."""
+    mine = Path(shutil.copytree(pictures, tmp_path / "mine"))
+    fedtailor.run("promptfl", {**small, "data": f"folder:{mine}", "rounds": 1}, out=tmp_path / "run")
+    shutil.rmtree(mine)
+    assert "is not a folder" in refused(tmp_path / "run")
+
+
+def test_a_new_run_needs_an_empty_folder(small: dict[str, Any], run_folder: Path, tmp_path: Path) -> None:
+    """A run folder is left alone, with a hint to resume it; so is any other folder, and a file."""
+    before = (run_folder / "run.toml").read_bytes()
+    with pytest.raises(
+        UserError, match=r"is not empty; resume the run in it with --resume .*, or choose another --out"
+    ):
+        fedtailor.run("promptfl", small, out=run_folder)
+    assert (run_folder / "run.toml").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"mine is not empty; choose another --out"):
+        fedtailor.run("promptfl", small, out=tmp_path / "mine")
+    with pytest.raises(UserError, match=r"letter\.txt is a file; choose another --out"):
+        fedtailor.run("promptfl", small, out=tmp_path / "mine" / "letter.txt")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_an_occupied_folder_is_told_before_the_work(
+    small: dict[str, Any], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for images to be encoded only to hear that the folder is taken."""
+    monkeypatch.setattr("fedtailor.api.prepare", lambda *_: pytest.fail("the data were prepared"))
+    with pytest.raises(UserError, match="is not empty"):
+        fedtailor.run("promptfl", small, out=run_folder)
+
+
+def test_an_empty_folder_will_do(small: dict[str, Any], tmp_path: Path) -> None:
+    """One that the user made beforehand."""
+    (tmp_path / "out").mkdir()
+    assert fedtailor.run("promptfl", {**small, "rounds": 1}, out=tmp_path / "out").folder == tmp_path / "out"
+
+
+def test_servers_as_bytes() -> None:
+    """Clusters, who is in which, and state, bit for bit."""
+    server = Server(
+        round=3,
+        params={"a": torch.tensor([0.1]), "b": torch.zeros(0, 2)},
+        clusters={"similar": {0: {"a": torch.tensor([0.2])}, 4: {"a": torch.tensor([0.3])}}, "diverse": {1: {}}},
+        cluster_of={"similar": {7: 4, 10: 0}, "diverse": {}},
+        state={"history": torch.arange(3)},
+    )
+    back = server_from_bytes(server_to_bytes(server))
+    assert (back.round, back.cluster_of) == (3, server.cluster_of)
+    assert {n: sorted(c) for n, c in back.clusters.items()} == {"similar": [0, 4], "diverse": [1]}
+    assert back.clusters["similar"][4]["a"].item() == server.clusters["similar"][4]["a"].item()
+    assert back.state["history"].tolist() == [0, 1, 2]
+    assert back.params["b"].shape == (0, 2)
+    assert server_to_bytes(back) == server_to_bytes(server)
+
+
+def test_only_changed_clients_are_written(tmp_path: Path) -> None:
+    """A checkpoint writes the server and those who were visited; the others' files stay, older ones go."""
+    store = Store.create(tmp_path / "run", fedtailor.make_run(), {})
+    clients = {k: Client(memory={"m": torch.tensor([float(k)])}) for k in range(3)}
+    store.checkpoint(Server(1, {}), clients, [0, 1])
+    stamp = (tmp_path / "run" / "state" / "client-0-1.safetensors").stat().st_mtime_ns
+    store.checkpoint(Server(2, {}), clients, [1])
+    files = {p.name: p for p in (tmp_path / "run" / "state").iterdir()}
+    assert set(files) == {"server-2.safetensors", "client-0-1.safetensors", "client-1-2.safetensors"}
+    assert files["client-0-1.safetensors"].stat().st_mtime_ns == stamp
+    store.close()
+    again, _, _ = Store.reopen(tmp_path / "run")
+    server, found = again.resume() or pytest.fail("nothing to resume")
+    again.close()
+    assert server.round == 2
+    assert {k: c.memory["m"].item() for k, c in found.items()} == {0: 0.0, 1: 1.0}
+
+
+def test_write_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where forcing to disk fails, the old content is still there."""
+    path = tmp_path / "file"
+    write(path, b"old")
+
+    def fail(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("fedtailor.store.os.fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write(path, b"new")
+    assert path.read_bytes() == b"old"
