@@ -492,12 +492,15 @@ def main() -> None:
     options.add_argument("--size", type=int, default=128, help="pictures in a step")
     options.add_argument("--rate", type=float, default=2e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--measure", action="store_true", help="only measure the folder as it is")
+    options.add_argument(
+        "--measure", action="store_true", help="train nothing, only measure again and rewrite the card"
+    )
     options.add_argument("--sheet", type=Path, help="only write a contact sheet of the dataset (PNG)")
     given = options.parse_args()
     torch.set_num_threads(2)
     if given.sheet:
-        return sheet(given.sheet)
+        sheet(given.sheet)
+        return
     if not given.measure:
         tokenizer = learn_tokenizer(given.seed)
         say.print(f"{tokenizer.get_vocab_size()} tokens")
@@ -508,12 +511,9 @@ def main() -> None:
     for name, accuracy in zip(drawn().classes, zero.tolist(), strict=True):
         say.print(f"{name:24s} {accuracy:6.1%}")
     say.print(figures)
-    if not given.measure:
-        card = CARD.format(
-            **vars(given), **figures, seen=given.steps * given.size, figures=json.dumps(figures, indent=2)
-        )
-        (given.folder / "README.md").write_text(card)
-    return None
+    seen, block = given.steps * given.size, json.dumps(figures, indent=2)
+    card = CARD.format(**vars(given), parameters=figures["parameters"], seen=seen, figures=block)
+    (given.folder / "README.md").write_text(card)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,9 @@ def test_a_damaged_or_foreign_file_is_made_anew(clip: Clip, tmp_path: Path, enco
     right = np.array(get(clip, tmp_path))
     path = only_file(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
+    spoilt = path.stat().st_ino
     assert np.array_equal(get(clip, tmp_path), right)
+    assert path.stat().st_ino != spoilt  # moved there whole, not written over
     assert len(encodings) == 2
     assert only_file(tmp_path) == path
     assert np.array_equal(get(clip, tmp_path), right)

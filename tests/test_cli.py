@@ -219,6 +219,15 @@ def test_data_show(call: Call, words: list[str], pictures: Path, tmp_path: Path)
     assert sorted(label for members in found["groups"].values() for label in members) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("where", ["no/such/heat.png", "heat.xyz"])
+def test_a_png_that_cannot_be_written(call: Call, words: list[str], pictures: Path, where: str) -> None:
+    """A folder that is not there, or a name that is no picture's."""
+    rest = [w for w in words if w.startswith(("data.", "clients="))]
+    answer = call("data", "show", f"folder:{pictures}", *rest, "--png", where)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"cannot draw into {where}" in answer.err
+
+
 def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
     """Exit code 0 and a word where all is well; 1 and the file's name where one cannot be read."""
     answer = call("data", "check", f"folder:{pictures}")

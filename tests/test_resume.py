@@ -197,8 +197,8 @@ def test_killed_from_outside_while_its_folder_is_asked_for(
 
 
 def test_killed_from_outside_at_any_time(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Killed twice wherever it happens to be after some rounds, and resumed: the numbers of a straight run."""
-    longer = {**settings, "rounds": 30}
+    """Killed wherever it happens to be after seven rounds, and resumed: the numbers of a straight run."""
+    longer = {**settings, "rounds": 20}
     words = script(TELLER, json.dumps(longer), str(tmp_path / "run"), "-1")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

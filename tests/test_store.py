@@ -185,6 +185,13 @@ def test_a_new_run_needs_an_empty_folder(small: dict[str, Any], run_folder: Path
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
+def test_a_folder_that_cannot_be_made(small: dict[str, Any], tmp_path: Path) -> None:
+    """Below a file, say."""
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"cannot make the folder .*; choose another --out"):
+        fedtailor.run("promptfl", {**small, "rounds": 1}, out=tmp_path / "letter.txt" / "run")
+
+
 def test_an_occupied_folder_is_told_before_the_work(
     small: dict[str, Any], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

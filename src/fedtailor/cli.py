@@ -153,7 +153,10 @@ def data_show(
     if png:
         if not labelled:
             raise UserError("there are no training labels to draw")
-        save_heatmap(federation.counts, png)
+        try:
+            save_heatmap(federation.counts, png)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot draw into {png}: {error}") from error
     if as_json:
         dataset = federation.dataset
         emit(

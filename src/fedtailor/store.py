@@ -45,7 +45,10 @@ class Store:
     def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> Store:
         """A new run folder; one that has something in it is left alone."""
         cls.check_free(folder)
-        (folder / "state").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "state").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
         store.take()
         head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
