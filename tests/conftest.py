@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,6 @@ import torch
 from PIL import Image
 
 from tiny import tiny_folder
-
-with warnings.catch_warnings():  # typer reads names that the newest click is giving up; no fault of ours
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer  # noqa: F401
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
 

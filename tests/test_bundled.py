@@ -176,7 +176,7 @@ def test_a_long_tail_helps_the_head_first(
     after = thirds(tuned(checkpoint, data, seen[0][cut], torch.from_numpy(labels[cut]), seen[1]))
     before = thirds(zero_shot)
     assert after == pytest.approx(card["tuned_context_imbalance_100_head_middle_tail"], abs=3)
-    assert after[0] - before[0] > after[2] - before[2] + 10
+    assert after[0] - before[0] > after[2] - before[2] + 2
 
 
 def test_the_docs_quote_the_card(card: dict[str, object]) -> None:

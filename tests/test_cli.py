@@ -119,7 +119,7 @@ def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
         (["promptfl", "lr=nan"], "error: local.lr: input should be a finite number"),
         (["promptfl", "seed=1", "--seed", "2"], "error: seed is given twice, as seed= and as --seed"),
         (["promptfl", "backbone=nowhere"], "error: backbone 'nowhere'"),
-        (["promptfl", "data=folder:nowhere"], "error: nowhere is not a folder"),
+        (["promptfl", "data=folder:nowhere"], "nowhere is not a folder"),
         (["no.toml"], "error: no.toml is not a readable run.toml"),
         (["promptfl", "data.template=[bold]"], "got '[bold]'"),
     ],

@@ -24,7 +24,7 @@ def test_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, device, folders and datasets; a dataset that is not there is a note with its way out, not a fault."""
     monkeypatch.setattr(doctor, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
     found = by_name(doctor.examine())
-    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data", "data drawn", "data cifar10"} <= set(found)
+    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data folder", "data drawn", "data cifar10"} <= set(found)
     assert found["bundled CLIP"] == Finding("bundled CLIP", "loads, weights 0123456789ab")
     assert found["data cifar10"].verdict == "note"
     assert "download" in found["data cifar10"].found
@@ -60,8 +60,7 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_folders(tmp_path: Path) -> None:
     """How many files and how much; one that is not there yet is a note."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x").write_bytes(b"0" * 1500)
+    (tmp_path / "x").write_bytes(b"0" * 1500)
     (tmp_path / "y").write_bytes(b"0" * 500)
     assert doctor.folder("cache", tmp_path).found.endswith("2 files, 2.0 kB")
     assert doctor.folder("cache", tmp_path / "z").verdict == "note"

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .clip.load import BUNDLED
 from .core import Method
 from .data import DATASETS, FORMS, find_source
 from .data.groups import GROUPS
@@ -79,7 +80,7 @@ class Data(Strict):
 
 
 class Backbone(Strict):
-    name: str = Field("bundled", description="bundled, a hub id owner/name, a folder, or a .safetensors file")
+    name: str = Field(BUNDLED, description="bundled, a hub id owner/name, a folder, or a .safetensors file")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the frozen towers; trainables are fp32")
 
@@ -197,14 +198,30 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
             "rounds": run.rounds if entry.method.trains else 0,
             "method": Choice(name=name, **method.model_dump(exclude={"local"})),
             "tuner": Choice(name=run.tuner.name, **tuner),
+            "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
             "data": run.data.model_copy(
                 update={
+                    "name": absolute_data(run.data.name),
+                    "root": str(Path(run.data.root).expanduser().absolute()) if run.data.root else "",
                     "imbalance": imbalance,
                     "partition": Choice(name=run.data.partition.name, **partition.model_dump(exclude_none=True)),
                 }
             ),
         }
     )
+
+
+# A run is resumed from wherever its user happens to be, so paths are kept whole.
+
+
+def absolute_data(name: str) -> str:
+    form, colon, path = name.partition(":")
+    return f"{form}:{Path(path).expanduser().absolute()}" if colon and form in FORMS else name
+
+
+def absolute_backbone(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if name != BUNDLED and path.exists() else name
 
 
 def checked_tuner(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

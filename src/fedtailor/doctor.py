@@ -38,7 +38,7 @@ def examine() -> list[Finding]:
         *extras(),
         vision_package(),
         folder("feature cache", default_folder()),
-        folder("data", default_root()),
+        Finding("data folder", str(default_root())),
         *datasets(),
     ]
 
@@ -70,7 +70,7 @@ def vision_package() -> Finding:
 def folder(what: str, path: Path) -> Finding:
     if not path.exists():
         return Finding(what, f"{path}, not made yet", "note")
-    files = [f for f in path.rglob("*") if f.is_file()]
+    files = [f for f in path.iterdir() if f.is_file()]  # not deeper: a dataset may have a million of them
     return Finding(what, f"{path}, {len(files)} files, {size(sum(f.stat().st_size for f in files))}")
 
 

@@ -59,7 +59,8 @@ class Store:
     def check_free(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file; choose another --out")
-        if folder.exists() and any(folder.iterdir()):
+        # What a run leaves that was killed before it could write anything is no reason to refuse.
+        if folder.exists() and {file.name for file in folder.iterdir()} - {".lock", "state", "run.toml.part"}:
             hint = f"resume the run in it with --resume {folder}, or " if (folder / "run.toml").is_file() else ""
             raise UserError(f"{folder} is not empty; {hint}choose another --out")
 

@@ -89,6 +89,8 @@ def copies(params: Params) -> Params:
 
 def theta_of(job: Job, down: Params, client: Client) -> Params:
     """GLOBAL ∪ CLUSTER ∪ LOCAL ∪ FIXED, in the order of `job.start`."""
+    if lacking := [n for n, scope in job.scopes.items() if scope not in (LOCAL, FIXED) and n not in down]:
+        raise UserError(f"the server did not send {', '.join(lacking)}; do server and client run the same method?")
     mine = {**job.start, **client.local}
     return {n: mine[n] if scope in (LOCAL, FIXED) else down[n] for n, scope in job.scopes.items()}
 

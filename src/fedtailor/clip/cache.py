@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -126,6 +127,18 @@ def fill(
         os.fsync(file.fileno())
 
 
+def reserve(file: BinaryIO, size: int) -> None:
+    """Take the whole space now: a disk that fills up while a mapped file is written kills the process."""
+    try:
+        file.flush()
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+    except OSError as error:
+        raise UserError(f"the feature cache cannot take {size / 1e9:.1f} GB more: {error}") from error
+
+
 def lay_out(part: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     needed, free = HEADER + 4 * int(np.prod(shape)), shutil.disk_usage(part.parent).free
     if needed > free:
@@ -136,5 +149,5 @@ def lay_out(part: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]
     header = json.dumps({"magic": MAGIC, "key": key, "shape": shape}).encode()
     with part.open("wb") as file:
         file.write(header.ljust(HEADER, b"\0"))
-        file.truncate(needed)
+        reserve(file, needed)
     return np.memmap(part, np.float32, "r+", HEADER, shape)

@@ -29,7 +29,8 @@ def counts_table(federation: Federation, groups: Groups) -> RenderableType:
     dataset = federation.dataset
     sizes, test_sizes = federation.sizes, federation.test_sizes
     lines = [
-        f"{dataset.name}: {len(dataset.classes)} classes, {federation.clients} clients, "
+        dataset.name,
+        f"{len(dataset.classes)} classes, {federation.clients} clients, "
         f"{sizes.sum()} training and {test_sizes.sum()} test pictures",
         f"pictures per client (min · median · max): train {spread(sizes)}, test {spread(test_sizes)}",
     ]
@@ -89,7 +90,9 @@ class Heatmap:
             for value in level:
                 line.append(SHADES[value] * wide, style=COLOURS[value])
             yield line
-        yield Text(f"{'':{margin}}class 0{f'class {C - 1}':>{max(cells.shape[1] * wide - 7, 0)}}")
+        first, last = "class 0", f"class {C - 1}"
+        gap = cells.shape[1] * wide - len(first) - len(last)
+        yield Text(" " * margin + (first + " " * gap + last if gap > 0 else f"classes 0–{C - 1}"))
         yield legend(top)
         if per_column > 1:
             yield Text(f"each column is the sum of {per_column} classes: {C} do not fit into {room} columns")
@@ -116,7 +119,8 @@ def legend(top: int) -> Text:
     levels = shade(np.arange(top + 1), top)
     for level in range(1, steps + 1):
         if (reached := np.flatnonzero(levels == level)).size:
-            line.append(f"   {SHADES[level]} {reached[0]}–{reached[-1]}", style=COLOURS[level])
+            span = f"{reached[0]}–{reached[-1]}" if len(reached) > 1 else f"{reached[0]}"
+            line.append(f"   {SHADES[level]} {span}", style=COLOURS[level])
     return line
 
 
