@@ -22,8 +22,8 @@ Ids = NDArray[np.int64]
 SIDE = 32
 CHUNK = 256  # pictures drawn at once: small enough to stay in the processor's cache
 
-# A long tail is cut in this order, the first class the largest. It is a shuffle whose thirds are about equally well known
-# to the bundled CLIP, so that what a method does to head and tail is not mixed up with that.
+# A long tail is cut in this order, the first class the largest. It is a shuffle whose thirds the bundled CLIP knows
+# about equally well, so that what a method does to head and tail is not mixed up with that.
 CLASSES = (
     "striped red heart",
     "striped white heart",
