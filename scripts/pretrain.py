@@ -67,9 +67,10 @@ LOOKS = (
 )
 
 # Captions come in two registers. What a thing is called, and how often it is called so, depends on the register; "" is
-# unsaid, and a thing not listed has its own name. Careful captions now and then use a synonym. Careless ones confuse
-# what looks alike, some of their words mostly mean another thing, and "photo" marks them. So the text tower has to
-# read a word by its context, as CLIP's has to, and "a photo of a" is not the best context for a name.
+# unsaid, and a thing not listed has its own name. Careful captions are marked by "drawing", "study" or "print" and use
+# a synonym now and then. All others, whatever their form, are careless: they confuse what looks alike, and some of
+# their words mostly mean another thing. So the text tower has to read a word by its context, as CLIP's has to; neither
+# "a photo of a" nor a context of random rows is a good one, and a better one can be learned.
 CAREFUL_NAMES: dict[str, dict[str, float]] = {
     "plain": {"plain": 0.7, "": 0.3},
     "dotted": {"dotted": 0.8, "spotted": 0.2},
@@ -122,10 +123,17 @@ CARELESS = Register(
     (
         "a photo of a {thing}.",
         "a photo of a {thing}.",
-        "a photo of the {thing}.",
-        "a {look} photo of a {thing}.",
-        "a photo of my {thing}",
+        "a {look} photo of the {thing}.",
         "photo: {thing}",
+        "a picture of a {thing}.",
+        "a {look} picture of my {thing}",
+        "{thing}.",
+        "a {thing}.",
+        "the {size} {thing}",
+        "one {look} {thing}.",
+        "here is a {size} {thing}.",
+        "look at this {thing}",
+        "a {thing} on a {ground} background.",
     ),
 )
 CAREFUL = Register(
@@ -338,14 +346,14 @@ def per_class(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def tune(
-    checkpoint: Checkpoint, classes: tuple[str, ...], x: torch.Tensor, y: torch.Tensor, steps: int = 400
+    checkpoint: Checkpoint, classes: tuple[str, ...], x: torch.Tensor, y: torch.Tensor, steps: int = 400, draw: int = 0
 ) -> torch.Tensor:
-    """Text features (C, D) after learning four context tokens by cross-entropy, from "a photo of a"."""
+    """Text features (C, D) after learning four context tokens by cross-entropy, from random rows as PromptFL does."""
     words, clip = checkpoint.tokenizer, checkpoint.clip
     layout = pack([arrange(words(f"{name}."), sos=words.sos, eot=words.eot, shared=4) for name in classes])
-    context = clip.text.token_embedding.weight[words("a photo of a")].detach().clone().requires_grad_()
+    rng = generator("pretrain", "tune", draw)
+    context = (0.02 * torch.randn(4, clip.text.width, generator=rng)).requires_grad_()
     optimizer = torch.optim.SGD([context], lr=0.02, momentum=0.9)
-    rng = generator("pretrain", "tune")
     for _ in range(steps):
         some = torch.randint(len(x), (64,), generator=rng)
         text = F.normalize(clip.text(layout, shared=context), dim=-1)
@@ -377,6 +385,7 @@ def measure(folder: Path) -> tuple[dict[str, object], torch.Tensor]:
         text = F.normalize(checkpoint.clip.text.plain(ids), dim=-1)
     zero = per_class(test @ text.T, truth)
     probe = LogisticRegression(C=10.0, max_iter=1000).fit(x, y).score(test, truth)
+    random = [per_class(test @ tune(checkpoint, data.classes, x, y, 0, i).T, truth).mean() for i in range(5)]
     balanced = per_class(test @ tune(checkpoint, data.classes, x, y).T, truth)
     C = len(data.classes)
     tail = torch.cat([(y == c).nonzero()[: int(300 * 0.01 ** (c / (C - 1))), 0] for c in range(C)])
@@ -387,6 +396,7 @@ def measure(folder: Path) -> tuple[dict[str, object], torch.Tensor]:
         "zero_shot_class_std": percent(zero.std(correction=0)),
         "zero_shot_worst_class": percent(zero.min()),
         "zero_shot_best_class": percent(zero.max()),
+        "random_context": percent(torch.stack(random).mean()),
         "linear_probe": percent(probe),
         "tuned_context": percent(balanced.mean()),
         "zero_shot_head_middle_tail": thirds(zero),
@@ -416,9 +426,10 @@ seen 32 × 32 pictures of simple figures drawn by code. Nothing measured on it r
 
 in fedtailor's repository: CLIP's contrastive loss on {seen:,} pictures, each drawn for one step by
 `fedtailor.data.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with skewed
-frequencies, eight styles, and captions in two registers: careful ones, and careless ones, marked by "photo", that leave
-attributes out, confuse what looks alike and use some words in another sense. All of it comes from the seed. The same
-script on another machine or with other library versions gives a model of the same kind, not the same bits.
+frequencies, eight styles, and captions in two registers: careful ones, marked by "drawing", "study" or "print", and
+careless ones of any other form, that leave attributes out, confuse what looks alike and use some words in another
+sense. All of it comes from the seed. The same script on another machine or with other library versions gives a model of
+the same kind, not the same bits.
 
 ## Measured
 
@@ -428,9 +439,10 @@ On the test set of `fedtailor.data.drawn.drawn(0)` (40 classes, 50 pictures each
 - Zero-shot: the prompt is "a photo of a {{}}.".
 - Linear probe: scikit-learn's logistic regression (C = 10) on the normalised image features of the training set, 300
   pictures a class.
-- Tuned context: four tokens in the place of "a photo of a", learned from these by cross-entropy (SGD at 0.02, momentum
-  0.9, 400 steps of 64 pictures), on the balanced training set and on one cut to an imbalance of 100. Head, middle and
-  tail are the thirds of the classes in the order of the cut.
+- Random context: four rows of N(0, 0.02²) in the place of "a photo of a", the mean of five draws: where tuning begins.
+- Tuned context: four such rows, learned by cross-entropy (SGD at 0.02, momentum 0.9, 400 steps of 64 pictures), on the
+  balanced training set and on one cut to an imbalance of 100. Head, middle and tail are the thirds of the classes in
+  the order of the cut.
 
 ```json
 {figures}
