@@ -56,6 +56,7 @@ def small(pictures: Path, tiny: Path) -> dict[str, Any]:
         "data": f"folder:{pictures}",
         "backbone": str(tiny),
         "clients": 3,
+        "threads": 1,
         "fraction": 0.7,
         "rounds": 3,
         "batch": 4,

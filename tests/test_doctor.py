@@ -24,7 +24,7 @@ def test_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, device, folders and datasets; a dataset that is not there is a note with its way out, not a fault."""
     monkeypatch.setattr(doctor, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
     found = by_name(doctor.examine())
-    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data folder", "data drawn", "data cifar10"} <= set(found)
+    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data folder", "data drawn"} <= set(found)
     assert found["bundled CLIP"] == Finding("bundled CLIP", "loads, weights 0123456789ab")
     assert found["data cifar10"].verdict == "note"
     assert "download" in found["data cifar10"].found

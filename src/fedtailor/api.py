@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .config import Run, make_run
 from .errors import UserError
@@ -54,24 +57,37 @@ def run(
     began = time.perf_counter()
     if out is not None:
         Store.check_free(Path(out))  # before the work of preparing, too
-    setup = prepare(resolved, watcher.working)
-    store = None if out is None else Store.create(Path(out), resolved, about(setup))
-    return carry_out(setup, store, False, began, watcher)
+    with threads(resolved.threads):
+        setup = prepare(resolved, watcher.working)
+        store = None if out is None else Store.create(Path(out), resolved, about(setup))
+        return carry_out(setup, store, False, began, watcher)
 
 
 def resume(folder: str | PathLike[str], *, watcher: Watcher = SILENT) -> Result:
     """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
     began = time.perf_counter()
     store, resolved, noted = Store.reopen(Path(folder))
+    with threads(resolved.threads):
+        try:
+            setup = prepare(resolved, watcher.working)
+            for what, now in about(setup).items():
+                if noted.get(what) != now:
+                    raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
+        except BaseException:
+            store.close()
+            raise
+        return carry_out(setup, store, True, began, watcher)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sums in another number of threads are added up in another order, and differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        setup = prepare(resolved, watcher.working)
-        for what, now in about(setup).items():
-            if noted.get(what) != now:
-                raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
-    except BaseException:
-        store.close()
-        raise
-    return carry_out(setup, store, True, began, watcher)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def about(setup: Setup) -> dict[str, str]:

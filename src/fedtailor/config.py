@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .clip.load import BUNDLED
@@ -94,6 +95,7 @@ class Run(Strict):
     seed: int = Field(0, ge=0)
     labels: str = Field("given", description="where training labels come from")
     engine: str = Field("local", description="how passes reach the clients")
+    threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
     method: Choice
     local: Local = Local()
@@ -196,6 +198,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
     return run.model_copy(
         update={
             "rounds": run.rounds if entry.method.trains else 0,
+            "threads": run.threads or torch.get_num_threads(),
             "method": Choice(name=name, **method.model_dump(exclude={"local"})),
             "tuner": Choice(name=run.tuner.name, **tuner),
             "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
