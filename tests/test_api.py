@@ -120,13 +120,14 @@ class Listening(Watcher):
 
 
 def test_watchers_hear_everything(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encoding first, then the start, then each round; what is cached is not encoded again."""
+    """Opening and encoding first, then the start, then each round; what is cached is not encoded again."""
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    opening = ["opening the data 0/1", "opening the data 1/1"]
     rounds = ["started", "round 1/3", "round 2/3", "round 3/3"]
     for first in (["encoding images 36/36", "encoding images 48/48"], []):
         watcher = Listening()
         fedtailor.run("promptfl", small, watcher=watcher)
-        assert watcher.heard == first + rounds
+        assert watcher.heard == opening + first + rounds
 
 
 def test_csv(small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from . import __version__, catalogue
+from . import __version__
 from .errors import UserError
 
 app = typer.Typer(
@@ -29,6 +30,12 @@ Words = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout, nothing else")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+
+def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
+    """Something to look at while torch is imported or a dataset opened."""
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal and not quiet else nullcontext()
 
 
 def emit(value: Any) -> None:
@@ -52,9 +59,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
-    from . import api
-    from .progress import Progress
-    from .report.tables import result_table, size
+    with waiting("starting", quiet):
+        from . import api
+        from .progress import Progress
+        from .report.tables import result_table, size
 
     if resume:
         if words or out or seed is not None:
@@ -112,10 +120,12 @@ def new_folder(name: str) -> Path:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="|".join(catalogue.KINDS))] = "methods",
+    what: Annotated[str, typer.Argument(metavar="methods|tuners|datasets|partitions|backbones|engines")] = "methods",
     as_json: Json = False,
 ) -> None:
     """List methods, tuners, datasets, partitions, backbones or engines."""
+    with waiting("starting"):
+        from . import catalogue
     rows = catalogue.rows(what)
     if as_json:
         emit(rows)
@@ -129,6 +139,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a method: its paper, what it shares, and all its settings with symbols, defaults and equations."""
+    with waiting("starting"):
+        from . import catalogue
     facts = catalogue.method(method)
     if as_json:
         emit(facts)
@@ -144,11 +156,12 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Count a dataset's images by class and client: fedtailor data show cifar100-lt data.alpha=0.05 clients=20"""
-    from .report.heatmap import counts_table, save_heatmap, terminal_heatmap
-    from .setup import deal
+    with waiting("opening the data"):
+        from .report.heatmap import counts_table, save_heatmap, terminal_heatmap
+        from .setup import deal
 
-    settings = run_of(data_words(words or []), seed)
-    federation, groups = deal(settings)
+        settings = run_of(data_words(words or []), seed)
+        federation, groups = deal(settings)
     labelled = federation.dataset.train.labels is not None
     if png:
         if not labelled:
@@ -212,9 +225,10 @@ def data_check(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at this installation: versions, device, folders, datasets found, the bundled CLIP; exit code 1 if unfit."""
-    from . import doctor as office
+    with waiting("looking around"):
+        from . import doctor as office
 
-    findings = office.examine()
+        findings = office.examine()
     if as_json:
         emit([vars(finding) for finding in findings])
     else:

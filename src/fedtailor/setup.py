@@ -67,7 +67,11 @@ def deal(run: Run) -> tuple[Federation, Groups]:
 
 def prepare(run: Run, watch: Watch | None = None) -> Setup:
     """Everything a run needs, from its settings alone."""
+    if watch:
+        watch("opening the data", 0, 1)
     federation, groups = deal(run)
+    if watch:
+        watch("opening the data", 1, 1)
     return assemble(run, federation, groups, load(run.backbone.name), watch)
 
 
