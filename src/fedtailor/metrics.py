@@ -36,10 +36,9 @@ NAMES = ("overall", "head", "mid", "tail", "macro_f1", "balancedness")
 
 
 def score(truth: Indices, predicted: Indices, groups: Groups) -> Score:
-    classes = sum(len(members) for _, members in groups.items())
     if len(truth) == 0:
-        return Score(None, None, None, None, None, None, per_class=(None,) * classes)
-    accuracy = class_accuracy(truth, predicted, classes)
+        return Score(None, None, None, None, None, None, per_class=(None,) * groups.classes)
+    accuracy = class_accuracy(truth, predicted, groups.classes)
     parts = {name: mean(accuracy[members]) for name, members in groups.items()}
     present = np.unique(truth)
     return Score(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .clip.cache import Watch
@@ -61,8 +60,7 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     federation = federate(dataset, run.make_partition(), run.clients, run.seed)
     C = len(dataset.classes)
     labels = dataset.train.labels
-    counts = np.ones(C, dtype=np.int64) if labels is None else histogram(labels, C)
-    return federation, GROUPS[run.data.groups](counts)
+    return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
 
 
 def prepare(run: Run, watch: Watch | None = None) -> Setup:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.data.groups import GROUPS, Counts, Cumulative, CumulativeCrossing
+from fedtailor.data.groups import GROUPS, Counts, Cumulative, CumulativeCrossing, Groups
 from fedtailor.data.longtail import profile
 
 
@@ -30,3 +30,11 @@ def test_every_class_is_in_one_group_and_larger_ones_come_first(counts: list[int
     rank = {"head": 0, "mid": 1, "tail": 2}
     ranks = [rank[groups.names[label]] for label in np.argsort(-array, kind="stable")]
     assert ranks == sorted(ranks)
+
+
+def test_unlabelled_classes_are_in_no_group() -> None:
+    """Nobody can say which classes are rare: no head, no tail, yet all classes are there."""
+    groups = Groups.of_unlabelled(4)
+    assert groups.classes == 4
+    assert all(len(members) == 0 for _, members in groups.items())
+    assert groups.names == ("",) * 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,21 @@ from fedtailor.data.sets import Indices
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Class indices, ascending; every class is in exactly one group."""
+    """Class indices, ascending; every class is in exactly one group, or in none where nobody can count them."""
 
     head: Indices
     mid: Indices
     tail: Indices
+    unknown: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @classmethod
+    def of_unlabelled(cls, classes: int) -> Groups:
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, np.arange(classes))
+
+    @property
+    def classes(self) -> int:
+        return sum(map(len, (self.head, self.mid, self.tail, self.unknown)))
 
     def items(self) -> tuple[tuple[str, Indices], ...]:
         return ("head", self.head), ("mid", self.mid), ("tail", self.tail)
@@ -26,7 +36,7 @@ class Groups:
     def names(self) -> tuple[str, ...]:
         """(C,) the group of each class."""
         found = {int(label): name for name, members in self.items() for label in members}
-        return tuple(found[label] for label in range(len(found)))
+        return tuple(found.get(label, "") for label in range(self.classes))
 
 
 Rule = Callable[[Indices], Groups]
