@@ -109,7 +109,7 @@ TELLER = """
 import json, sys
 import fedtailor
 
-class Teller(fedtailor.api.Watcher):
+class Teller(fedtailor.Watcher):
     def finished(self, record, rounds):
         print(record.round, flush=True)
         if record.round == int(sys.argv[3]):
@@ -210,7 +210,7 @@ def test_killed_from_outside_at_any_time(settings: dict[str, Any], tmp_path: Pat
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 
 
-class Stopping(fedtailor.api.Watcher):
+class Stopping(fedtailor.Watcher):
     def finished(self, record: Any, rounds: int) -> None:
         raise KeyboardInterrupt
 
