@@ -37,6 +37,14 @@ def test_the_method_of_the_tutorial() -> None:
     assert all((engine.clients[k].local["visual.ctx"] != job.start["visual.ctx"]).any() for k in cohort)
 
 
+def test_the_page_on_the_bundled_model() -> None:
+    """Its lines of Python give the dataset that it describes."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/bundled.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert (len(names["data"].classes), len(names["data"].train), len(names["data"].test)) == (40, 12000, 2000)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -134,8 +133,10 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
-    return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
+
+SHORTER = {full: key for key, full in SHORT.items()}
 
 # --- one method -----------------------------------------------------------------------------------------------------
 
@@ -173,10 +174,9 @@ def tuner_settings(part: str, run: Run) -> list[Row]:
 
 
 def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None) -> list[Row]:
-    short = {full: key for key, full in SHORT.items()}
     return [
         {
-            "key": short.get(prefix + name, prefix + name),
+            "key": SHORTER.get(prefix + name, prefix + name),
             "symbol": field.title or "",
             "value": values.get(name),
             "allowed": allowed(field),
@@ -210,9 +210,6 @@ def method_page(facts: Row) -> RenderableType:
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
-
-
-SHORTER = {full: key for key, full in SHORT.items()}
 
 
 def shown(value: Any) -> str:

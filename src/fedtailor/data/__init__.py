@@ -28,7 +28,7 @@ class Source:
 
 
 def embedded(_: Path) -> Dataset:
-    # Always the same pictures: a run's seed thins and deals them out, it does not redraw the world.
+    # Always the same pictures: seeds thin them and deal them out, they do not redraw the world.
     return drawn.drawn()
 
 
