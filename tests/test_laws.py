@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedtailor.clip.load import digest
-from fedtailor.core import LOCAL, Params, Reply, Server
+from fedtailor.core import LOCAL, Method, Params, Reply, Server
 from fedtailor.descend import descend, gradient_of
 from fedtailor.engines import ENGINES
 from fedtailor.engines.local import LocalEngine
@@ -18,7 +18,7 @@ from fedtailor.methods import METHODS
 from fedtailor.rng import generator
 from fedtailor.setup import Setup
 from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import train
+from fedtailor.train import advance, train
 from fedtailor.visit import Client, Task, visit
 from world import CLIENTS, combinations, settings, world
 
@@ -33,13 +33,23 @@ def equal(a: Params, b: Params) -> bool:
 
 def go(setup: Setup, engine: LocalEngine | None = None, backwards: bool = False) -> tuple[Server, dict[int, Client]]:
     """All rounds of a setup, without tests or files."""
-    method, run = setup.job.method, setup.run
+    if backwards:
+        setup = replace(setup, job=replace(setup.job, method=reversing(setup.job.method)))
     engine = engine or setup.engine()
     server = setup.job.first_server()
-    for t in range(run.rounds):
-        cohort = method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t))
-        server = replace(method.round(server, cohort[::-1] if backwards else cohort, engine), round=t + 1)
+    while server.round < setup.rounds:
+        server, _ = advance(setup, server, engine)
     return server, engine.clients
+
+
+def reversing(method: Method) -> Method:
+    """The same method, naming its cohorts backwards."""
+
+    class Backwards(type(method)):  # type: ignore[misc]
+        def cohort(self, *given: Any) -> list[int]:
+            return super().cohort(*given)[::-1]
+
+    return Backwards(**dict(method))
 
 
 def same_state(a: tuple[Server, dict[int, Client]], b: tuple[Server, dict[int, Client]]) -> bool:

@@ -136,7 +136,7 @@ def test_a_leaky_method_leaks_nothing() -> None:
 def test_no_engine_leaks(engine: str) -> None:
     """Through every engine the server gets g and s, and the secret is with the client alone."""
     it = job()
-    each = ENGINES[engine](it, [NoData(), NoData()])
+    each = ENGINES[engine](it, {0: NoData(), 1: NoData()})
     replies = each(it.method.leaky, it.first_server(), [0, 1])  # type: ignore[attr-defined]
     assert sorted(replies) == [0, 1]
     assert all((list(r.params), list(r.stats), r.keep) == (["g"], ["s"], {}) for r in replies.values())
@@ -248,7 +248,7 @@ def test_bytes_are_counted() -> None:
     """Down: g, 2 floats, and 3 whole numbers of mail; up: g and s."""
     task = Task("leaky", 0, {"g": torch.zeros(2)}, {"mail": torch.zeros(3, dtype=torch.int64)})
     assert task.bytes == 2 * 4 + 3 * 8
-    each = ENGINES["local"](job(), [NoData()])
+    each = ENGINES["local"](job(), {0: NoData()})
     each.run({0: task})
     (visited,) = each.visits
     assert (visited.bytes_down, visited.bytes_up) == (32, 12)

@@ -107,7 +107,7 @@ def carry_out(setup: Setup, store: Store | None, resuming: bool, began: float, w
         rows: list[dict[str, Any]] = []
         for record in train(setup, store, resuming):
             rows.append(record.row())
-            watcher.finished(record, setup.run.rounds)
+            watcher.finished(record, setup.rounds)
         before = 0.0
         if store:
             new, rows = len(rows), store.rounds()

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 import torch
@@ -24,12 +24,13 @@ from .data.partition import PARTITIONS, Partition
 from .descend import Local
 from .engines import ENGINES
 from .errors import UserError, unknown
+from .labelers import LABELERS, Labeler
 from .methods import METHODS, Entry
 from .tuners import TUNERS, Tuner, make_tuner, tuner_names
 
 M = TypeVar("M", bound=BaseModel)
 
-LABELS = ("given",)  # labelers that make labels where there are none come here
+GIVEN = "given"  # labels as the data has them
 DEFAULT_METHOD = "promptfl"
 
 # Short spellings, on the command line and in Python.
@@ -42,6 +43,7 @@ SHORT = {
     "tuner": "tuner.name",
     "backbone": "backbone.name",
     "method": "method.name",
+    "labels": "labels.name",
 }
 
 
@@ -51,6 +53,7 @@ OPTIONS = {
     "tuner.name": "tuner.",
     "data.partition.name": "data.partition.",
     "data.name": "data.imbalance",
+    "labels.name": "labels.",
 }
 
 
@@ -76,6 +79,11 @@ class Data(Strict):
     seed: int = Field(1, ge=0, description="of the draw that thins a long tail; not the run's seed")
     template: str = Field("", description="the zero-shot sentence, with {} for the name; empty: the dataset's own")
     preprocess: Literal["clip", "paper"] = Field("clip", description="paper: as CAPT's and FedPuReL's codes do")
+    server: Annotated[float, Field(ge=0, lt=1)] | Literal["test"] = Field(
+        0.0,
+        description="part of the training set that the server holds to validate on; test: the test set (a leak, for "
+        "parity with released codes only)",
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: Choice = Choice(name="dirichlet")
 
@@ -93,18 +101,21 @@ class Run(Strict):
     clients: int = Field(20, ge=1, title="K")
     fraction: float = Field(0.4, gt=0, le=1, description="of the clients that take part in a round")
     seed: int = Field(0, ge=0)
-    labels: str = Field("given", description="where training labels come from")
     engine: str = Field("local", description="how passes reach the clients")
     threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
     every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
     method: Choice
     local: Local = Local()
     tuner: Choice
+    labels: Choice = Choice(name=GIVEN)
     data: Data = Data()
     backbone: Backbone = Backbone()
 
     def make_method(self) -> Method:
         return METHODS[self.method.name].method(local=self.local, **self.method.options)
+
+    def make_labeler(self) -> Labeler | None:
+        return None if self.labels.name == GIVEN else LABELERS[self.labels.name](**self.labels.options)
 
     def make_tuner(self) -> Tuner:
         return make_tuner(self.tuner.name, self.tuner.options)
@@ -172,7 +183,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
     name = run.method.name
     for kind, value, known in (
         ("engine", run.engine, ENGINES),
-        ("labels", run.labels, LABELS),
+        ("labels", run.labels.name, [GIVEN, *LABELERS]),
         ("groups", run.data.groups, GROUPS),
         ("partition", run.data.partition.name, PARTITIONS),
     ):
@@ -193,6 +204,11 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
     tuner = checked_tuner(run.tuner.name, run.tuner.options)
+    labels = (
+        {}
+        if run.labels.name == GIVEN
+        else checked(LABELERS[run.labels.name], run.labels.options, "labels.").model_dump()
+    )
     partition = checked(PARTITIONS[run.data.partition.name], run.data.partition.options, "data.partition.")
     imbalance = run.data.imbalance if run.data.imbalance is not None else source.imbalance
     return run.model_copy(
@@ -201,6 +217,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
             "threads": run.threads or torch.get_num_threads(),
             "method": Choice(name=name, **method.model_dump(exclude={"local"})),
             "tuner": Choice(name=run.tuner.name, **tuner),
+            "labels": Choice(name=run.labels.name, **labels),
             "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
             "data": run.data.model_copy(
                 update={
@@ -268,7 +285,7 @@ def check_keys(document: Mapping[str, Any], entry: Entry) -> None:
 
 def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
     for name in Run.model_fields:
-        if name not in {"method", "local", "tuner", "data", "backbone"}:
+        if name not in {"method", "local", "tuner", "labels", "data", "backbone"}:
             yield name
     for group, kind in (("local", Local), ("data", Data), ("backbone", Backbone)):
         yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
@@ -280,6 +297,10 @@ def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
     for part in parts:
         prefix = "tuner" if len(parts) == 1 else f"tuner.{part}"
         yield from (f"{prefix}.{name}" for name in TUNERS[part].model_fields)
+    yield "labels.name"
+    labels = document.get("labels", {}).get("name", GIVEN)
+    if labels in LABELERS:
+        yield from (f"labels.{name}" for name in LABELERS[labels].model_fields)
     yield "data.partition.name"
     partition = document.get("data", {}).get("partition", {}).get("name", Data().partition.name)
     if partition not in PARTITIONS:

@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from .descend import Local, descend, gradient_of
+from .descend import Gradient, Local, descend, gradient_of
 from .errors import UserError
+from .maths import task_loss
 
 if TYPE_CHECKING:
     from .model import Model
@@ -50,11 +50,22 @@ class Cluster(Scope):
 
 
 @dataclass(frozen=True)
-class Batch:
+class View:
+    """Some of a client's pictures, without labels."""
+
     x: Tensor  # what the image tower is entered with: pixels, cached tokens or cached features
-    y: Tensor  # (B,) labels, given or pseudo
     index: Tensor  # (B,) which of the client's samples these are
+    plain: Tensor | None = None  # (B, D) features of CLIP as it is, where they are cached beside x
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor
+    y: Tensor  # (B,) labels, given or pseudo
+    index: Tensor
     rng: torch.Generator | None = None  # for dropout; None outside training
+    plain: Tensor | None = None
+    candidates: Tensor | None = None  # (B, C) weights, where a labeler leaves several classes open
 
 
 class Samples(Protocol):
@@ -63,8 +74,18 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
     @property
     def labels(self) -> Tensor: ...
+    @property
+    def fixed(self) -> bool:
+        """Whether a picture looks the same every time: nothing is augmented."""
+        ...
+
     def counts(self) -> Tensor: ...
+    def views(self, size: int = 512) -> Iterator[View]: ...
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
+    def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
+    def split(self, fraction: float) -> tuple[Samples, Samples]:
+        """The same two parts every time: what is left, and a held-out slice of about this fraction."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,7 @@ class Me:
     memory: Params
     inbox: Params
     rng: torch.Generator
+    predict: Callable[[Tensor], Tensor]  # (B, C) logits of this client's own model as it is now
 
 
 @dataclass(frozen=True)
@@ -96,6 +118,10 @@ class Server:
     clusters: Mapping[str, Mapping[int, Params]] = field(default_factory=dict)  # clustering → cluster → its copies
     cluster_of: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # clustering → client → cluster
     state: Params = field(default_factory=dict)  # whatever else a method's server side remembers
+    rounds: int = 0  # T, so that a last round can be told
+    clients: int = 0  # K
+    validates: bool = False  # whether the server has data of its own, reached as the client OWN
+    seed: int = 0  # of the run; every draw adds a path to it (rng.py)
 
     def params_for(self, client: int, scopes: Mapping[str, Scope]) -> Params:
         """What this client is sent: global parameters, and its clusters' copies where it has one."""
@@ -108,6 +134,7 @@ class Server:
 
 
 Pass = Callable[["Model", Me, Params], Reply]
+OWN = -1  # the server's own data answers to this number, where it has some
 
 
 class Each(Protocol):
@@ -126,24 +153,41 @@ class Method(BaseModel):
     share: ClassVar[Mapping[str, Scope]] = {"*": GLOBAL}  # pattern → scope, first match wins
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values at which it must equal FedAvg bit for bit
     trains: ClassVar[bool] = True  # False: nothing is learned, no round is run
+    teacher: ClassVar[bool] = False  # True: asks for CLIP's own view of training pictures, which is then cached
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: Local = Local()  # how a client descends: epochs, batch, lr …
+
+    @property
+    def closing(self) -> int:
+        """Rounds over all clients after the last shared one."""
+        return 0
+
+    def scopes(self, theta: Params) -> dict[str, Scope]:
+        """Who owns each parameter."""
+        return resolve(self.share, theta)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return model.init(rng)
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        """Of one batch; `start` is what the client was given at the beginning of its pass."""
-        return F.cross_entropy(model.logits(theta, batch.x, batch.rng), batch.y)
+        """Of one batch; `start` is what the client was given at the beginning of its pass: parameters and inbox."""
+        return task_loss(model.logits(theta, batch.x, batch.rng), batch)
+
+    def gradient(self, model: Model, start: Params) -> Gradient:
+        """What a client follows, as a function of parameters and batch."""
+        return gradient_of(lambda theta, batch: self.loss(model, theta, batch, start))
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
-        def loss(now: Params, batch: Batch) -> Tensor:
-            return self.loss(model, now, batch, start=theta)
+        return self.descent(self.gradient(model, {**theta, **me.inbox}), me, theta)
 
-        fixed = {name for name, scope in resolve(self.share, theta).items() if scope == FIXED}
-        trained = descend(gradient_of(loss), theta, me.data, self.local, me.round, me.rng, fixed)
-        return Reply(trained, weight=len(me.data))
+    def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples | None = None) -> Reply:
+        """The reply of a client that follows a gradient over its data."""
+        data = me.data if data is None else data
+        fixed = {name for name, scope in self.scopes(theta).items() if scope == FIXED}
+        velocity = handed(me.inbox) if self.local.carry else None
+        trained = descend(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
+        return Reply(trained, weight=len(data), stats=handed_on(velocity or {}))
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return replace(server, params={**server.params, **weighted_mean(replies)})
@@ -156,7 +200,26 @@ class Method(BaseModel):
         return sorted(chosen.tolist())
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        return self.aggregate(server, each(self.train, server, cohort))
+        return self.aggregate(*self.gather(self.train, server, cohort, each))
+
+    def gather(
+        self,
+        pass_: Pass,
+        server: Server,
+        cohort: Sequence[int],
+        each: Each,
+        inbox: Mapping[int, Params] | None = None,
+    ) -> tuple[Server, dict[int, Reply]]:
+        """The cohort's replies to a pass: side by side, or one after the other where momentum is carried."""
+        return (
+            relay(pass_, server, cohort, each, inbox)
+            if self.local.carry
+            else (server, each(pass_, server, cohort, inbox))
+        )
+
+    def close(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        """A closing round, over all clients."""
+        return server
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """(B, C) logits of a client's model."""
@@ -202,3 +265,42 @@ def weighted_mean(replies: Mapping[int, Reply]) -> Params:
             fold += replies[k].params[name].double() * replies[k].weight
         mean[name] = (fold / total).to(replies[senders[0]].params[name].dtype)
     return mean
+
+
+# --- momentum that is carried on ------------------------------------------------------------------------------------
+# The released codes of the PromptFL family keep one optimiser for all clients: the momentum of one client's last step
+# pushes the next one's first. Only for parity with them, and only where clients are simulated one after the other.
+
+HANDED = "velocity."
+
+
+def handed(inbox: Params) -> Params:
+    return {name.removeprefix(HANDED): value for name, value in inbox.items() if name.startswith(HANDED)}
+
+
+def handed_on(velocity: Params) -> Params:
+    return {HANDED + name: value for name, value in velocity.items()}
+
+
+def relay(
+    pass_: Pass,
+    server: Server,
+    cohort: Sequence[int],
+    each: Each,
+    inbox: Mapping[int, Params] | None = None,
+    chain: Params | None = None,
+) -> tuple[Server, dict[int, Reply]]:
+    """One client after the other, in the cohort's order, each handed the momentum of the one before it.
+
+    With a `chain`, parameters are handed on too: each client begins where the one before it stopped, and `chain`
+    holds what the last one reached.
+    """
+    velocity, replies = handed_on(handed(server.state)), {}
+    for k in cohort:
+        at = server if chain is None else replace(server, params={**server.params, **chain}, cluster_of={})
+        reply = each(pass_, at, [k], {k: {**(inbox or {}).get(k, {}), **velocity}})[k]
+        velocity |= handed_on(handed(reply.stats))
+        replies[k] = replace(reply, stats={n: v for n, v in reply.stats.items() if n not in velocity})
+        if chain is not None:
+            chain |= reply.params
+    return replace(server, state={**server.state, **velocity}), replies

@@ -36,12 +36,15 @@ class Local(BaseModel):
     step: int = Field(1, ge=1, description="schedule=step: epochs between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="schedule=step: factor of a drop")
     clip: float = Field(0.0, ge=0, description="largest norm of a step's whole gradient; 0: unlimited")
+    carry: bool = Field(False, description="hand sgd's momentum on from client to client, as released codes happen to")
     drop_last: bool = Field(True, description="leave out an epoch's last, smaller batch (unless it is the only one)")
 
     @model_validator(mode="after")
     def fits(self) -> Self:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.carry and (self.optimiser != "sgd" or self.momentum == 0):
+            raise ValueError("carry needs sgd with a momentum above 0")
         return self
 
     def rate(self, round_: int, epoch: int) -> float:
@@ -81,11 +84,17 @@ def descend(
     round_: int,
     rng: torch.Generator,
     fixed: Collection[str] = (),
+    velocity: Params | None = None,
 ) -> Params:
-    """Follow a gradient over a client's batches, from theta; theta itself is left as it was."""
+    """Follow a gradient over a client's batches, from theta; theta itself is left as it was.
+
+    `velocity` is a momentum to begin with; afterwards it holds the last one.
+    """
     now = {name: value.detach().clone().requires_grad_(name not in fixed) for name, value in theta.items()}
     leaves = [value for value in now.values() if value.requires_grad]
     optimiser = local.make(leaves)
+    for name, value in (velocity or {}).items():
+        optimiser.state[now[name]]["momentum_buffer"] = value.clone().to(now[name].device)
     for epoch in range(local.epochs):
         for group in optimiser.param_groups:
             group["lr"] = local.rate(round_, epoch)
@@ -96,4 +105,7 @@ def descend(
             if local.clip:
                 torch.nn.utils.clip_grad_norm_(leaves, local.clip)
             optimiser.step()
+    if velocity is not None:
+        buffers = {name: optimiser.state[value].get("momentum_buffer") for name, value in now.items()}
+        velocity |= {name: buffer for name, buffer in buffers.items() if buffer is not None}
     return {name: value.detach() for name, value in now.items()}

@@ -14,7 +14,7 @@ from .data.groups import Groups
 from .data.samples import Pool
 from .data.sets import Indices
 from .metrics import Score, mean_score, score
-from .visit import Client, Job, theta_of
+from .visit import Client, Job, own_predict, theta_of
 
 CHUNK_BYTES = 64 << 20  # of tower input taken at once
 
@@ -72,8 +72,7 @@ def score_clients(job: Job, server: Server, clients: Mapping[int, Client], tests
 
 def score_client(job: Job, server: Server, who: int, client: Client, tests: Tests) -> Score:
     theta = on_device(job, personal_theta(job, server, who, client))
-    model = job.model.remembering()
-    predicted = tests.predict(lambda x: job.method.predict(model, theta, x), tests.parts[who])
+    predicted = tests.predict(own_predict(job, client, theta), tests.parts[who])
     return tests.score(predicted, tests.parts[who])
 
 
@@ -82,6 +81,7 @@ def personal_theta(job: Job, server: Server, who: int, client: Client) -> Params
 
     Where clients keep parameters of their own: those, with what the server would send now. Where they keep none: the
     parameters as this client last trained them, before they were averaged; the server's if it has not trained yet.
+    A client that is to have parameters of its own, but has none yet, is tested with what is shared (own_predict).
     """
     down = server.params_for(who, job.scopes)
     return theta_of(job, {**down, **client.tuned}, client)

@@ -16,10 +16,10 @@ from .clip.load import Checkpoint
 from .clip.model import Clip
 from .clip.text import Layout, arrange, pack, tokens
 from .clip.tokenize import Tokenizer
-from .tuners.base import Tuner
+from .tuners.base import Plan, Tuner
 
 if TYPE_CHECKING:
-    from .core import Params
+    from .core import Batch, Params, View
 
 CPU = torch.device("cpu")
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -83,7 +83,19 @@ class Model:
     @cached_property
     def layout(self) -> Layout:
         """The class sentences with the tuner's learned rows in them; the plain template if it has none."""
+        return self.arranged(self.tuner.plan(self))
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The same, and with only the rows that all classes share or only each class's own."""
         plan = self.tuner.plan(self)
+        return {
+            "both": self.layout,
+            "shared": self.arranged(replace(plan, own=0)),
+            "own": self.arranged(replace(plan, shared=0)),
+        }
+
+    def arranged(self, plan: Plan) -> Layout:
         if plan.shared == plan.own == 0:
             return self.template_layout
         w = self.words
@@ -129,16 +141,20 @@ class Model:
             features = gate(features)
         return F.normalize(features, dim=-1)
 
-    def text(self, theta: Params, rng: torch.Generator | None = None) -> Tensor:
-        """(C, D) normalised."""
+    def text(self, theta: Params, rng: torch.Generator | None = None, rows: str = "both") -> Tensor:
+        """(C, D) normalised; of sentences with all learned rows, only the "shared" ones or only each class's "own"."""
         bend = self.tuner.bend(theta)
+        if rows == "shared":
+            bend = replace(bend, own=None)
+        elif rows == "own":
+            bend = replace(bend, shared=None, deep={})
         if bend.leaves_text:
             return self.zero_shot
-        key = tuple((name, id(value)) for name, value in theta.items())
+        key = (("rows " + rows, 0), *((name, id(value)) for name, value in theta.items()))
         if self.memo is not None and key in self.memo:
             return self.memo[key][0]
         with self.cast():
-            features = self.clip.text(self.layout, bend.shared, bend.own, bend.deep, bend.text_deltas, rng)
+            features = self.clip.text(self.layouts[rows], bend.shared, bend.own, bend.deep, bend.text_deltas, rng)
         normal = F.normalize(features.float(), dim=-1)
         if self.memo is not None:
             self.memo[key] = normal, theta  # theta is held so that no other tensor can get its ids
@@ -157,6 +173,15 @@ class Model:
                     features = self.clip.vision(features, self.stage, "features")
             return self.clip.scale * F.normalize(features.float(), dim=-1) @ self.zero_shot.T
 
+    def teacher(self, view: View | Batch) -> Tensor:
+        """(B, C) of CLIP as it is, from cached features where there are any."""
+        if view.plain is None:
+            return self.zero_shot_logits(view.x)
+        return self.clip.scale * F.normalize(self.put(view.plain), dim=-1) @ self.zero_shot.T
+
     def remembering(self) -> Model:
         """For an evaluation, in which no parameter changes: the same model, computing each text matrix once."""
-        return replace(self, memo={})
+        other = replace(self, memo={})
+        frozen = ("stage", "layout", "layouts", "template_layout", "zero_shot")
+        other.__dict__.update({name: self.__dict__[name] for name in frozen if name in self.__dict__})
+        return other

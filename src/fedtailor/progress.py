@@ -44,7 +44,7 @@ class Progress(Watcher):
             self.bars.remove_task(self.tasks.pop(what))
 
     def started(self, setup: Setup, zero_shot: Score) -> None:
-        name, rounds = setup.run.method.name, setup.run.rounds
+        name, rounds = setup.run.method.name, setup.rounds
         if rounds:
             note = f"zero-shot {zero_shot.overall:.1f}%"
             self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=note)

@@ -45,7 +45,7 @@ def summarise(
         "tuner": run.tuner.name,
         "data": run.data.name,
         "backbone": run.backbone.name,
-        "labels": run.labels,
+        "labels": run.labels.name,
         "seed": run.seed,
         "rounds": run.rounds,
         "zero_shot": numbers(zero_shot[0]),

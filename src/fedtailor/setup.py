@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .clip.cache import Watch
 from .clip.load import Checkpoint, load
 from .clip.preprocess import preprocess
 from .config import Run
+from .core import OWN
 from .data import open_dataset
 from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
-from .data.samples import Pool, Shelf, make_pool
+from .data.samples import CachedPool, Pool, Shelf, make_pool
 from .data.sets import Images, histogram
 from .engines import ENGINES
 from .engines.local import LocalEngine
 from .errors import UserError
 from .evaluate import Tests
+from .labelers import LABELERS
 from .model import PRECISIONS, Model
 from .visit import Client, Job
 
@@ -35,19 +38,26 @@ class Setup:
     tests: Tests
     train_pool: Pool | None  # None where nothing is trained
     weights: str  # hash of the backbone
+    plain_pool: Pool | None = None  # CLIP's own features of the training pictures, where something asks for them
+    server_shelf: Shelf | None = None  # what the server validates on
+
+    @property
+    def rounds(self) -> int:
+        """With the closing ones."""
+        return self.run.rounds + (self.job.method.closing if self.run.rounds else 0)
 
     @cached_property
-    def shelves(self) -> list[Shelf]:
-        """Each client's training samples."""
+    def shelves(self) -> dict[int, Shelf]:
+        """Each client's training samples; true labels only where labels are given."""
         if self.train_pool is None:
-            return []
-        dataset = self.federation.dataset
-        labels = dataset.train.labels
-        if labels is None:
-            raise UserError(f"{dataset.name} has no training labels; labels=given needs them")
-        C = len(dataset.classes)
-        device = self.job.model.device
-        return [Shelf(self.train_pool, share.train, labels, C, device) for share in self.federation.shares]
+            return {}
+        labels = self.federation.dataset.train.labels if self.job.labeler is None else None
+        C, device = self.job.model.classes, self.job.model.device
+        shelves = {
+            k: Shelf(self.train_pool, share.train, labels, C, device, self.plain_pool)
+            for k, share in enumerate(self.federation.shares)
+        }
+        return shelves if self.server_shelf is None else {**shelves, OWN: self.server_shelf}
 
     def engine(self, clients: dict[int, Client] | None = None) -> LocalEngine:
         return ENGINES[self.run.engine](self.job, self.shelves, clients)
@@ -57,9 +67,10 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
     dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
-    federation = federate(dataset, run.make_partition(), run.clients, run.seed)
+    held = 0.0 if run.data.server == "test" else run.data.server
+    federation = federate(dataset, run.make_partition(), run.clients, run.seed, held)
     C = len(dataset.classes)
-    labels = dataset.train.labels
+    labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
 
 
@@ -85,19 +96,24 @@ def assemble(
     dataset, method = federation.dataset, run.make_method()
     if dataset.test.labels is None or len(dataset.test) == 0:
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
-    if method.trains and dataset.train.labels is None:
-        raise UserError(f"{dataset.name} has no training labels, and labels=given takes them from the data")
+    labeler = run.make_labeler()
+    if method.trains and labeler is None and dataset.train.labels is None:
+        known = ", ".join(f"labels={name}" for name in LABELERS)
+        raise UserError(
+            f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
+        )
     template = run.data.template or dataset.template
     device = find_device(run.backbone.device)
     check_precision(device, run.backbone.precision)
     model = Model.of(checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision)
-    job = Job(method, model, run.seed)
+    own = dataset.test if run.data.server == "test" else federation.server
+    job = Job(method, model, run.seed, labeler, run.rounds, run.clients, validates=own is not None)
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
     transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
 
-    def pool(images: Images, training: bool) -> Pool:
-        return make_pool(model, checkpoint.digest, images, transform, training, cache, watch)
+    def pool(images: Images, training: bool, stage: str = "") -> Pool:
+        return make_pool(model, checkpoint.digest, images, transform, training, cache, watch, stage)
 
     tests = Tests(
         pool(dataset.test.images, training=False),
@@ -105,8 +121,17 @@ def assemble(
         tuple(share.test for share in federation.shares),
         groups,
     )
-    train = pool(dataset.train.images, training=True) if method.trains else None
-    return Setup(run, federation, groups, job, tests, train, checkpoint.digest)
+    if not method.trains:
+        return Setup(run, federation, groups, job, tests, None, checkpoint.digest)
+    train = pool(dataset.train.images, training=True)
+    # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
+    asks = (method.teacher or labeler is not None) and model.stage != "features" and isinstance(train, CachedPool)
+    plain = pool(dataset.train.images, training=True, stage="features") if asks else None
+    shelf = None
+    if own is not None:
+        everything = np.arange(len(own))
+        shelf = Shelf(pool(own.images, training=False), everything, own.labels, model.classes, model.device)
+    return Setup(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf)
 
 
 def find_device(name: str) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from .core import Server
 from .engines.local import LocalEngine
 from .evaluate import score_clients, score_shared
@@ -48,20 +50,19 @@ def peak_rss_mb() -> float:
 
 def train(setup: Setup, store: Store | None = None, resume: bool = False) -> Iterator[Record]:
     """Run the rounds that are left, one record each. With a store, each is kept before it is given out."""
-    run, job = setup.run, setup.job
+    job = setup.job
     server, engine = job.first_server(), None
     if store and resume:
         saved = store.resume()
         if saved:
-            server, engine = saved[0], setup.engine(saved[1])
+            server, engine = job.resumed(saved[0]), setup.engine(saved[1])
     engine = engine or setup.engine()
     if store and server.round == 0:
         store.checkpoint(server, engine.clients, ())
-    while server.round < run.rounds:
-        t, began = server.round, time.perf_counter()
-        cohort = job.method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t))
+    while server.round < setup.rounds:
+        began = time.perf_counter()
         engine.visits.clear()
-        server = replace(job.method.round(server, cohort, engine), round=t + 1)
+        server, cohort = advance(setup, server, engine)
         record = test(setup, server, engine, cohort, began)
         if store:
             store.save_round(record.row(), engine.visits)
@@ -69,11 +70,24 @@ def train(setup: Setup, store: Store | None = None, resume: bool = False) -> Ite
         yield record
 
 
+def advance(setup: Setup, server: Server, engine: LocalEngine) -> tuple[Server, list[int]]:
+    """One round: labels where they are due, then the method's round, or its closing one. Also: who took part."""
+    run, method, labeler, t = setup.run, setup.job.method, setup.job.labeler, server.round
+    everyone = list(range(run.clients))
+    if t >= run.rounds:
+        return replace(method.close(server, everyone, engine), round=t + 1), everyone
+    cohort = method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t))
+    if labeler is not None and labeler.due(t):
+        server = labeler.label(server, everyone, engine)
+        server = replace(server, state={**server.state, "labels.round": torch.tensor(t)})  # for methods that count them
+    return replace(method.round(server, cohort, engine), round=t + 1), cohort
+
+
 def test(setup: Setup, server: Server, engine: LocalEngine, cohort: list[int], began: float) -> Record:
     run, job = setup.run, setup.job
     shared = personal = None
     clients: list[Score] = []
-    if server.round % run.every == 0 or server.round == run.rounds:
+    if server.round % run.every == 0 or server.round == setup.rounds:
         shared = score_shared(job, server, setup.tests)
         clients = score_clients(job, server, engine.clients, setup.tests)
         personal = mean_score(clients)

@@ -6,18 +6,28 @@ its pass returns, LOCAL and FIXED parameters and `keep` are taken out here befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from .core import FIXED, LOCAL, Me, Method, Params, Reply, Samples, Scope, Server, resolve
+from .core import FIXED, LOCAL, OWN, Me, Method, Params, Pass, Reply, Samples, Scope, Server
 from .errors import UserError
+from .labelers.base import CANDIDATES, INDEX, LABEL, Labeler
 from .rng import generator
 
 if TYPE_CHECKING:
     from .model import Model
+
+LABELER = "labels."  # before the name of a labeler's pass, in its address on the wire
+Guard = Callable[[Reply, torch.Generator], Reply]
+
+
+def as_it_is(reply: Reply, rng: torch.Generator) -> Reply:
+    return reply
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,11 @@ class Job:
     method: Method
     model: Model
     seed: int
+    labeler: Labeler | None = None  # None: labels are given
+    rounds: int = 0  # T
+    clients: int = 0  # K
+    validates: bool = False  # whether the server has data of its own
+    guard: Guard = as_it_is  # the privacy step: the last thing done to all that leaves a client
 
     @cached_property
     def start(self) -> Params:
@@ -35,7 +50,7 @@ class Job:
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
-        return resolve(self.method.share, self.start)
+        return self.method.scopes(self.start)
 
     @cached_property
     def personal(self) -> bool:
@@ -44,7 +59,23 @@ class Job:
 
     def first_server(self) -> Server:
         shared = {n: v for n, v in self.start.items() if self.scopes[n] not in (LOCAL, FIXED)}
-        return Server(round=0, params=shared)
+        return self.resumed(Server(0, shared))
+
+    def resumed(self, server: Server) -> Server:
+        """A server with what is the same throughout a run, which a checkpoint does not hold."""
+        return replace(server, rounds=self.rounds, clients=self.clients, validates=self.validates, seed=self.seed)
+
+    def address(self, pass_: Pass) -> str:
+        """What a pass is called on the wire."""
+        owner, name = getattr(pass_, "__self__", None), getattr(pass_, "__name__", "")
+        return f"{LABELER}{name}" if self.labeler is not None and owner is self.labeler else name
+
+    def find(self, address: str) -> Pass:
+        owner: object = self.labeler if address.startswith(LABELER) else self.method
+        found: Pass | None = getattr(owner, address.removeprefix(LABELER), None)
+        if found is None:
+            raise UserError(f"there is no pass {address!r} here; do server and client run the same method and labeler?")
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,10 +131,13 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     theta = theta_of(job, task.params, client)
     at = f"{type(job.method).__name__}.{task.pass_}, client {who}, round {task.round}"
     rng = generator(job.seed, "round", task.round, "client", who, task.pass_)
-    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng)
+    # A pass gets copies: nothing it does in place can reach the server or another client.
+    given = {n: job.model.put(v.clone()) for n, v in theta.items()}
+    data = data if task.pass_.startswith(LABELER) else dressed(job, who, client, data)
+    predict = own_predict(job, client, given)
+    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict)
     try:
-        # A pass gets copies: nothing it does in place can reach the server or another client.
-        reply = getattr(job.method, task.pass_)(job.model, me, {n: job.model.put(v.clone()) for n, v in theta.items()})
+        reply = job.find(task.pass_)(job.model, me, given)
     except UserError as error:
         raise UserError(f"{at}: {error}") from error
     except Exception as error:
@@ -116,14 +150,40 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     if not 0 <= reply.weight < float("inf"):
         raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
-    up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
+    up = job.guard(Reply(leaves, float(reply.weight), to_cpu(reply.stats)), rng)
+    kept = to_cpu(reply.keep)
     stays = Client(
         local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},
-        memory={**client.memory, **copies(to_cpu(reply.keep))},
-        tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves)},
+        memory={**client.memory, **copies(kept)},
+        # Shared parameters that a method kept back this time are as much the client's last as those it sent.
+        tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves | own_names(kept, theta))},
         version=client.version + 1,
     )
     return up, stays
+
+
+def dressed(job: Job, who: int, client: Client, data: Samples) -> Samples:
+    """The client's pictures with the labels that a labeler gave them; as they are where labels are given."""
+    if job.labeler is None or who == OWN or INDEX not in client.memory:
+        return data
+    memory = client.memory
+    return data.labelled(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))
+
+
+def own_predict(job: Job, client: Client, theta: Params) -> Callable[[Tensor], Tensor]:
+    """The client's own model; what is shared alone until it has parameters of its own."""
+    predict = job.method.predict_shared if job.personal and not client.local else job.method.predict
+    models: list[Model] = []  # made when first asked: most passes never ask
+
+    def logits(x: Tensor) -> Tensor:
+        models[:] = models or [job.model.remembering()]
+        return predict(models[0], theta, x)
+
+    return logits
+
+
+def own_names(kept: Params, theta: Params) -> Params:
+    return {name: value for name, value in kept.items() if name in theta}
 
 
 def check(params: Params, theta: Params, at: str) -> None:

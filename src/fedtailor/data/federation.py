@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedtailor.data.partition import Partition, Shares
-from fedtailor.data.sets import Dataset, Indices, histogram
+from fedtailor.data.sets import Dataset, Indices, Split, histogram
 from fedtailor.errors import UserError
 from fedtailor.rng import numpy_generator
 
@@ -16,6 +16,7 @@ from fedtailor.rng import numpy_generator
 class Federation:
     dataset: Dataset
     shares: Shares
+    server: Split | None = None  # what the server holds to validate on, taken off before the rest is dealt out
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -53,5 +54,16 @@ class Federation:
         return np.stack([histogram(labels[indices], len(self.dataset.classes)) for indices in held])
 
 
-def federate(dataset: Dataset, partition: Partition, clients: int, seed: int) -> Federation:
-    return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")))
+def federate(dataset: Dataset, partition: Partition, clients: int, seed: int, server_part: float = 0.0) -> Federation:
+    """Deal a dataset out; `server_part` of the training set stays with the server."""
+    server = None
+    if server_part:
+        if dataset.train.labels is None:
+            raise UserError(f"data.server={server_part}: {dataset.name} has no training labels to validate with")
+        order = numpy_generator(seed, "server").permutation(len(dataset.train))
+        held = int(server_part * len(order))
+        if not 0 < held < len(order):
+            raise UserError(f"data.server={server_part} of {len(order)} training images leaves nothing on one side")
+        server = dataset.train.subset(np.sort(order[:held]))
+        dataset = replace(dataset, train=dataset.train.subset(np.sort(order[held:])))
+    return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)

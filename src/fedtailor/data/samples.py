@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtailor.clip.cache import Watch, activations, encode
 from fedtailor.clip.preprocess import Preprocess
-from fedtailor.core import Batch
+from fedtailor.core import Batch, View
 from fedtailor.data.sets import Images, Indices
 from fedtailor.errors import UserError
 from fedtailor.model import CPU, PRECISIONS, Model
@@ -58,12 +58,13 @@ def make_pool(
     training: bool,
     folder: Path | None = None,
     watch: Watch | None = None,
+    stage: str = "",  # empty: the model's
 ) -> Pool:
     if training and transform.augment:
         return LivePool(model, images, transform)
     precision = PRECISIONS[model.precision]
     return CachedPool(
-        activations(model.clip, digest, images, transform, model.stage, model.device, precision, folder, watch)
+        activations(model.clip, digest, images, transform, stage or model.stage, model.device, precision, folder, watch)
     )
 
 
@@ -71,10 +72,18 @@ class Shelf:
     """A client's training samples. Built without labels, it has none to give away."""
 
     def __init__(
-        self, pool: Pool, indices: Indices, labels: Indices | None, classes: int, device: torch.device = CPU
+        self,
+        pool: Pool,
+        indices: Indices,
+        labels: Indices | None,  # of the whole pool
+        classes: int,
+        device: torch.device = CPU,
+        plain: Pool | None = None,
     ) -> None:
         self._pool, self._indices, self.classes, self.device = pool, indices, classes, device
+        self._plain = plain  # CLIP's own features of the same pictures
         self._labels = None if labels is None else torch.from_numpy(labels[indices])
+        self._candidates: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -85,9 +94,18 @@ class Shelf:
             raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
         return self._labels.clone()  # whatever a pass does with it
 
+    @property
+    def fixed(self) -> bool:
+        return isinstance(self._pool, CachedPool)
+
     def counts(self) -> Tensor:
         """(C,) samples of each class."""
         return torch.bincount(self.labels, minlength=self.classes)
+
+    def views(self, size: int = 512) -> Iterator[View]:
+        """Every picture once, in order, as it is without augmentation."""
+        for index in torch.arange(len(self)).split(size) if len(self) else ():
+            yield View(self._fetch(self._pool, index), index, self._fetch_plain(index))
 
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
         """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
@@ -95,5 +113,33 @@ class Shelf:
         whole = drop_last and len(self) >= size
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
-            x = self._pool.fetch(self._indices[index.numpy()], rng)
-            yield Batch(x.to(self.device), labels[index].to(self.device), index, rng)
+            yield Batch(
+                self._fetch(self._pool, index, rng),
+                labels[index].to(self.device),
+                index,
+                rng,
+                self._fetch_plain(index),
+                None if self._candidates is None else self._candidates[index].to(self.device),
+            )
+
+    def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Shelf:
+        """Some of these pictures, perhaps some of them twice, under other labels."""
+        part = Shelf(self._pool, self._indices[index.numpy()], None, self.classes, self.device, self._plain)
+        part._labels, part._candidates = y, candidates
+        return part
+
+    def split(self, fraction: float) -> tuple[Shelf, Shelf]:
+        """Every n-th sample is held out: shares are dealt class by class, so that this takes some of each."""
+        step = round(1 / fraction)
+        held = torch.arange(len(self)) % step == step - 1
+        return self._part(~held), self._part(held)
+
+    def _part(self, mask: Tensor) -> Shelf:
+        candidates = None if self._candidates is None else self._candidates[mask]
+        return self.labelled(torch.nonzero(mask).flatten(), self.labels[mask], candidates)
+
+    def _fetch(self, pool: Pool, index: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        return pool.fetch(self._indices[index.numpy()], rng).to(self.device)
+
+    def _fetch_plain(self, index: Tensor) -> Tensor | None:
+        return None if self._plain is None else self._fetch(self._plain, index)

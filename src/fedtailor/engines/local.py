@@ -25,9 +25,9 @@ class Visited:
 
 
 class LocalEngine:
-    def __init__(self, job: Job, data: Sequence[Samples], clients: Mapping[int, Client] | None = None) -> None:
+    def __init__(self, job: Job, data: Mapping[int, Samples], clients: Mapping[int, Client] | None = None) -> None:
         self.job, self.data = job, data
-        self.clients = {k: Client() for k in range(len(data))} | dict(clients or {})
+        self.clients = {k: Client() for k in data} | dict(clients or {})
         self.visits: list[Visited] = []  # since whoever reads it last cleared it
 
     def __call__(
@@ -35,7 +35,7 @@ class LocalEngine:
     ) -> dict[int, Reply]:
         mail = inbox or {}
         tasks = {
-            k: Task(pass_.__name__, server.round, server.params_for(k, self.job.scopes), mail.get(k, {}))
+            k: Task(self.job.address(pass_), server.round, server.params_for(k, self.job.scopes), mail.get(k, {}))
             for k in sorted(cohort)
         }
         return self.run(tasks)

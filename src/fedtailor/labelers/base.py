@@ -1,0 +1,29 @@
+"""A labeler: how clients without labels get some. It has passes and a server step of its own, as a method has.
+
+What it decides stays with the client, under the names below; a method's passes then find the client's pictures with
+those labels, and nothing else. True labels are nowhere near.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..core import Each, Server
+
+INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # what a client keeps
+
+
+class Labeler(BaseModel, ABC):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    refresh: int = Field(0, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")
+
+    def due(self, t: int) -> bool:
+        return t == 0 or (self.refresh > 0 and t % self.refresh == 0)
+
+    @abstractmethod
+    def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
+        """One labeling of all clients."""
