@@ -6,7 +6,7 @@ the server folds replies, or the whole round. It never touches an engine, a file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -179,12 +179,13 @@ class Method(BaseModel):
         return gradient_of(lambda theta, batch: self.loss(model, theta, batch, start))
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
-        return self.descent(self.gradient(model, {**theta, **me.inbox}), me, theta)
-
-    def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples | None = None) -> Reply:
-        """The reply of a client that follows a gradient over its data."""
-        data = me.data if data is None else data
         fixed = {name for name, scope in self.scopes(theta).items() if scope == FIXED}
+        return self.descent(self.gradient(model, {**theta, **me.inbox}), me, theta, me.data, fixed)
+
+    def descent(
+        self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()
+    ) -> Reply:
+        """The reply of a client that follows a gradient over its data."""
         velocity = handed(me.inbox) if self.local.carry else None
         trained = descend(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
         return Reply(trained, weight=len(data), stats=handed_on(velocity or {}))
@@ -230,8 +231,8 @@ class Method(BaseModel):
         return self.predict(model, theta, x)
 
 
-def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor]) -> dict[str, Scope]:
-    """The scope of every parameter. Each must match a pattern, and each pattern must match something."""
+def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: bool = False) -> dict[str, Scope]:
+    """The scope of every parameter. Each must match a pattern, and each pattern (but for `idle_too`) something."""
     scopes: dict[str, Scope] = {}
     used = set()
     for name in names:
@@ -240,7 +241,7 @@ def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor]) -> dict[str
             scopes[name] = share[pattern]
             used.add(pattern)
     lost, idle = [n for n in names if n not in scopes], [p for p in share if p not in used]
-    if names and (lost or idle):
+    if names and (lost or (idle and not idle_too)):
         raise UserError(
             f"share does not fit this tuner: parameters without a pattern: {', '.join(lost) or 'none'}; "
             f"patterns without a parameter: {', '.join(idle) or 'none'}; parameters are {', '.join(names)}"

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from .base import Labeler
+from .copl import CoPL
+from .cpl import CPL
+from .fpl import FPL
+from .zeroshot import ZeroShotLabels
 
 __all__ = ["LABELERS", "Labeler"]
 
-LABELERS: dict[str, type[Labeler]] = {}
+LABELERS: dict[str, type[Labeler]] = {
+    "zeroshot": ZeroShotLabels,
+    "fpl": FPL,
+    "cpl": CPL,
+    "copl": CoPL,
+}

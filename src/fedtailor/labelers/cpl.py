@@ -1,0 +1,98 @@
+"""CPL: a set of candidate classes for each picture instead of one label that may be wrong.
+
+Zhang, Wei, Liu and Feng, Candidate Pseudolabel Learning: Enhancing Vision-Language Models by Prompt Tuning with
+Unlabeled Data, ICML 2024.
+Notation: α → alpha, β → beta, K → k.
+Departures:
+- Each client labels for itself, as in the comparison of FedCoPL's paper.
+- α and β are tuned for each dataset in the paper. Here α is its most frequent value, and β is 1 − 2/C, so that each
+  class is a candidate of 2/C of the pictures.
+- In the growing mode (refresh above 0) pools begin at k, not at a step's share of the pictures.
+- As released: what is less probable than 1e-7 is no candidate; in the growing mode the first labeling weighs candidates
+  by their probability, the later ones equally (soft=false: always equally).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ..core import Params
+from .base import CANDIDATES, INDEX, LABEL
+from .copl import select
+from .zeroshot import Alone
+
+LEAST = 1e-7
+
+
+class CPL(Alone):
+    alpha: float = Field(
+        0.75, ge=0, le=1, title="α", description="quantile of the top probability that a set shall reach"
+    )
+    beta: float | None = Field(None, ge=0, le=1, title="β", description="quantile within a class; none: 1 − 2/C")
+    k: int = Field(16, ge=1, title="K", description="pictures in a class's pool")
+    step: float = Field(0.1, ge=0, le=1, description="share of the pictures by which the pools grow with a labeling")
+    soft: bool = Field(True, description="with refresh: weigh the first labeling's candidates by their probability")
+
+    def labels(self, probs: Tensor, t: int) -> Params:
+        n, C = probs.shape
+        open_ = candidates(probs, self.alpha, max(1 - 2 / C, 0) if self.beta is None else self.beta)
+        i = t // max(self.refresh, 1)  # how many labelings there were before
+        grown = math.ceil(i * n * self.step / C)
+        index, y = pools(probs, open_, max(self.k, grown))
+        soft = self.soft and self.refresh > 0 and t == 0
+        weights = softened(probs, open_) if soft else open_.float()
+        return {INDEX: index, LABEL: y, CANDIDATES: weights[index]}
+
+
+def threshold(probs: Tensor, alpha: float) -> Tensor:
+    """() the α-quantile of the pictures' top probabilities."""
+    return probs.amax(1).quantile(alpha)
+
+
+def intra(probs: Tensor, least: Tensor) -> Tensor:
+    """(n, C) each picture's most probable classes, up to the one with which their sum exceeds `least`."""
+    p, order = probs.sort(dim=1, descending=True, stable=True)
+    before = F.pad(p.cumsum(1), (1, -1))
+    return torch.zeros_like(order, dtype=torch.bool).scatter(1, order, before <= least)
+
+
+def inter(probs: Tensor, beta: float) -> Tensor:
+    """(n, C) each class's most probable pictures."""
+    return probs >= probs.quantile(beta, dim=0)
+
+
+def candidates(probs: Tensor, alpha: float, beta: float) -> Tensor:
+    """(n, C) which classes are open for each picture; it may be none."""
+    if len(probs) == 0:
+        return probs > 0
+    return intra(probs, threshold(probs, alpha)) & inter(probs, beta) & (probs > LEAST)
+
+
+def softened(probs: Tensor, candidates: Tensor) -> Tensor:
+    """(n, C) the candidates' probabilities, of sum 1; all 0 where there is no candidate."""
+    p = probs * candidates
+    return p / p.sum(1, keepdim=True).clamp_min(LEAST)
+
+
+def pools(probs: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(index, y) of the pictures in each class's pool of k.
+
+    Each picture asks its most probable candidate class. A pool keeps the k surest of all who asked; the others ask
+    their next candidate, until there is none left.
+    """
+    p, order = torch.where(candidates, probs, -1.0).sort(dim=1, descending=True, stable=True)
+    quota = torch.full((probs.shape[1],), k)
+    asked, most = torch.zeros(len(probs), dtype=torch.int64), candidates.sum(1)
+    while True:
+        asking = (asked < most).nonzero().flatten()
+        turn = asking, asked[asking]
+        kept, y = select(p[turn], order[turn], quota)
+        if len(kept) == len(asking):
+            return asking[kept], y
+        asked[asking] += 1
+        asked[asking[kept]] -= 1

@@ -1,0 +1,52 @@
+"""FPL: as many pseudo-labels for each class, CLIP's surest, on leaderboards that fill up picture by picture.
+
+Menghini, Delworth and Bach, Enhancing CLIP with CLIP: Exploring Pseudolabeling for Limited-Label Prompt Tuning,
+NeurIPS 2023.
+Notation: K → k.
+Departures:
+- Each client fills boards of its own, as in the comparison of FedCoPL's paper.
+- The released code tries a picture that its own class refuses on all other boards, and stores it on each that takes it;
+  and it compares with the last of a board that is in order only from its first replacement on. Here a picture goes to
+  the first board that takes it, and is compared with the board's least sure; repeated=true is as released.
+- Of equally sure pictures the earlier one stands higher; the released code goes by file name.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..core import Params
+from .base import INDEX, LABEL
+from .zeroshot import Alone
+
+
+class FPL(Alone):
+    k: int = Field(16, ge=1, title="K", description="pseudo-labels for each class")
+    repeated: bool = Field(False, description="a picture may stand on several boards, as released")
+
+    def labels(self, probs: Tensor, t: int) -> Params:
+        index, y = leaderboards(probs, self.k, False)
+        return {INDEX: index, LABEL: y}
+
+
+def leaderboards(probs: Tensor, k: int, repeated: bool = False) -> tuple[Tensor, Tensor]:
+    """(index, y) of the k pictures on each class's board, board by board."""
+    boards: list[list[tuple[float, int]]] = [[] for _ in range(probs.shape[1])]  # (−p, picture)
+    bar = probs.new_full((len(boards),), -1.0)  # to be passed: the last of a full board; below all if there is room
+    for i, p in enumerate(probs):
+        takers = (p > bar).nonzero().flatten()
+        if not repeated or p.argmax() in takers:
+            takers = takers[p[takers].argsort(descending=True, stable=True)[:1]]
+        for c in takers.tolist():
+            board = boards[c]
+            board.append((-p[c].item(), i))
+            if len(board) > k or not repeated:
+                board.sort()
+                del board[k:]
+            if len(board) == k:
+                bar[c] = -board[-1][0]
+    index = torch.tensor([i for board in boards for _, i in board], dtype=torch.int64)
+    y = torch.tensor([c for c, board in enumerate(boards) for _ in board], dtype=torch.int64)
+    return index, y

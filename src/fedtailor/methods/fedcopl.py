@@ -1,0 +1,29 @@
+"""FedCoPL: no labels at all. Cooperative pseudo-labels, visual prompts that are averaged, text prompts that stay.
+
+Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025.
+Notation: P^v → visual.ctx, P^t → text.ctx, D̃_k → me.data under the labels of labelers/copl.py (Eqs. 2–3), ñ_k → weight.
+Departures:
+- ñ_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
+- Batch 64, weight decay 0.05, 11 × 5 visual and 16 text tokens are in the released code only.
+- The rate falls along a cosine over the rounds between two labelings and starts anew with each, as released.
+- preset=released carries momentum on from client to client (local.carry), as that code does.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ..core import GLOBAL, LOCAL, Method, Params, Scope, resolve
+
+
+class FedCoPL(Method):
+    share = {"visual.*": GLOBAL, "text.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
+    neutral = {"share_text": True}  # noqa: RUF012
+
+    share_visual: bool = Field(True, description="average the visual prompts, Eq. 4; false: they stay (Table 6)")
+    share_text: bool = Field(False, description="average the text prompts too; false: they stay (Table 6)")
+
+    def scopes(self, theta: Params) -> dict[str, Scope]:
+        """Eq. 5 minimises over one P^v and K times P^t; Eq. 4, the average by ñ_k, is FedAvg's own."""
+        visual, text = (GLOBAL if shared else LOCAL for shared in (self.share_visual, self.share_text))
+        return resolve({"visual.*": visual, "text.*": text}, theta)
