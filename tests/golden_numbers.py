@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.clip.layouts import from_openai, shape_from_openai
 from fedtailor.clip.load import fill
 from fedtailor.clip.model import Clip
+from fedtailor.core import Batch, Params
+from fedtailor.model import Model, Words
+from fedtailor.tuners import Tuner
 
 GOLDEN = Path(__file__).parent / "golden"
 SOS, EOT = 598, 599
@@ -30,6 +34,40 @@ def golden_clip() -> Clip:
     clip = Clip(shape_from_openai(state, folder=GOLDEN))
     fill(clip, from_openai(state), "weights.npz")
     return clip.freeze()
+
+
+@cache
+def golden_words() -> Words:
+    inputs = golden("inputs")
+
+    def sentences(variant: str, skip: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(row[1 + skip : row.argmax()].tolist()) for row in inputs[f"tokens.{variant}"])
+
+    names = tuple(row[:-1] for row in sentences("X4", 4))  # without the context and the period
+    return Words(names, sentences("photo", 0), period=sentences("X4", 4)[0][-1:], sos=SOS, eot=EOT)
+
+
+class GoldenCase:
+    """A tuner on the golden batch of six images."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        inputs, clip = golden("inputs"), golden_clip()
+        self.model = Model(clip, tuner, golden_words())
+        self.labels = inputs["labels"].long()
+        self.x = clip.vision(inputs["images"].float(), "pixels", self.model.stage)
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(self.x, self.labels, torch.arange(len(self.x)))
+
+    def logits(self, theta: Params) -> Tensor:
+        return self.model.logits(theta, self.x)
+
+    def gradients(self, theta: Params, prior: Tensor | None = None) -> tuple[Tensor, Params]:
+        leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
+        logits = self.logits(leaves) if prior is None else self.logits(leaves) + prior.log()
+        loss = F.cross_entropy(logits, self.labels)
+        return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

@@ -66,7 +66,8 @@ def world(
     method: str = "fedavg", tuner: str = "text_prompt", shape: Shape = VIT, run: Run | None = None, **more: Any
 ) -> Setup:
     run = run or settings(method, tuner, **more)
-    federation: Federation = federate(dataset(), Iid(), run.clients, run.seed)
+    held = 0.0 if run.data.server == "test" else run.data.server
+    federation: Federation = federate(dataset(), Iid(), run.clients, run.seed, held)
     labels = dataset().train.labels
     assert labels is not None
     groups = GROUPS["capt"](histogram(labels, len(NAMES)))

@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from fedtailor.clip.model import Clip
-from fedtailor.core import Params
 from fedtailor.descend import Local
-from fedtailor.model import Model, Words
-from fedtailor.tuners import Tuner, make_tuner
-from golden_numbers import EOT, SOS, close, close_gradient, golden, golden_clip
+from fedtailor.model import Model
+from fedtailor.tuners import make_tuner
+from golden_numbers import GoldenCase, close, close_gradient, golden, golden_clip, golden_words
 
 
-@pytest.fixture(scope="module")
-def clip() -> Clip:
-    return golden_clip()
-
-
-@pytest.fixture(scope="module")
-def words() -> Words:
-    inputs = golden("inputs")
-
-    def sentences(variant: str, skip: int) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(row[1 + skip : row.argmax()].tolist()) for row in inputs[f"tokens.{variant}"])
-
-    names = tuple(row[:-1] for row in sentences("X4", 4))  # without the context and the period
-    return Words(names, sentences("photo", 0), period=sentences("X4", 4)[0][-1:], sos=SOS, eot=EOT)
-
-
-class Case:
-    """A tuner on the golden batch of six images."""
-
-    def __init__(self, clip: Clip, words: Words, tuner: Tuner) -> None:
-        inputs = golden("inputs")
-        self.model = Model(clip, tuner, words)
-        self.labels = inputs["labels"].long()
-        self.x = clip.vision(inputs["images"].float(), "pixels", self.model.stage)
-
-    def logits(self, theta: Params) -> Tensor:
-        return self.model.logits(theta, self.x)
-
-    def gradients(self, theta: Params, prior: Tensor | None = None) -> tuple[Tensor, Params]:
-        leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
-        logits = self.logits(leaves) if prior is None else self.logits(leaves) + prior.log()
-        loss = F.cross_entropy(logits, self.labels)
-        return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-
-def test_fedcopl_text_and_deep_visual_prompts(clip: Clip, words: Words) -> None:
+def test_fedcopl_text_and_deep_visual_prompts() -> None:
     """Visual tokens appended behind ln_pre, dropped after each block, none in the last; two optimisers, cosine lr."""
     g = golden("fedcopl_model_t4v2")
     options = {"text_prompt": {"length": 4}, "visual_prompt": {"length": 2, "depth": 0, "mode": "dropped"}}
-    case = Case(clip, words, make_tuner("text_prompt+visual_prompt", options))
+    case = GoldenCase(make_tuner("text_prompt+visual_prompt", options))
     theta = {"text.ctx": g["input.text_ctx"], "visual.ctx": g["input.visual_ctx"]}
     close(case.logits(theta), g["logits"])
     close(case.model.image(theta, case.x), g["image_features_normalised"])
@@ -64,11 +24,11 @@ def test_fedcopl_text_and_deep_visual_prompts(clip: Clip, words: Words) -> None:
     close_gradient(grads["visual.ctx"], g["grad.visual_ctx"])
 
 
-def test_fedcopl_steps_with_cosine_rates(clip: Clip, words: Words) -> None:
+def test_fedcopl_steps_with_cosine_rates() -> None:
     """Three steps at the rates of epochs 0, 1 and 19 of 20 (lr 0.1, momentum 0.9, weight decay 0.05)."""
     g = golden("fedcopl_model_t4v2")
     options = {"text_prompt": {"length": 4}, "visual_prompt": {"length": 2, "depth": 0, "mode": "dropped"}}
-    case = Case(clip, words, make_tuner("text_prompt+visual_prompt", options))
+    case = GoldenCase(make_tuner("text_prompt+visual_prompt", options))
     local = Local(epochs=20, lr=0.1, weight_decay=0.05, schedule="cosine")
     now = {"text.ctx": g["input.text_ctx"].clone(), "visual.ctx": g["input.visual_ctx"].clone()}
     leaves = list(now.values())
@@ -84,12 +44,10 @@ def test_fedcopl_steps_with_cosine_rates(clip: Clip, words: Words) -> None:
             assert (now[f"{short}.ctx"] - theirs).norm() <= 1e-3 * theirs.norm()
 
 
-def test_capt_coupled_and_class_prompts(clip: Clip, words: Words) -> None:
+def test_capt_coupled_and_class_prompts() -> None:
     """General context, projected into an image token before ln_pre; class-aware rows behind it."""
     g = golden("capt_model_g1c3")
-    case = Case(
-        clip, words, make_tuner("coupled+class_prompt", {"coupled": {"length": 1}, "class_prompt": {"length": 3}})
-    )
+    case = GoldenCase(make_tuner("coupled+class_prompt", {"coupled": {"length": 1}, "class_prompt": {"length": 3}}))
     names = {
         "general.ctx": "prompt_learner.general_ctx",
         "couple.0.weight": "coupling_function.weight",
@@ -108,7 +66,7 @@ def test_capt_coupled_and_class_prompts(clip: Clip, words: Words) -> None:
         close_gradient(grads[ours], g[f"grad_la_ce.{theirs}"])
 
 
-def test_maple_deep_coupling(clip: Clip, words: Words) -> None:
+def test_maple_deep_coupling() -> None:
     """Two learned rows of "a photo of a", the rest frozen; deep rows replaced in both towers at layers 1 and 2."""
     g = golden("maple_nctx2")
 
@@ -119,8 +77,8 @@ def test_maple_deep_coupling(clip: Clip, words: Words) -> None:
             assert text == "a photo of a"
             return g["tokens"][0, 1:5].tolist()
 
-    case = Case(clip, words, make_tuner("coupled", {"length": 2, "depth": 3, "words": "a photo of a"}))
-    model = Model(clip, case.model.tuner, words, tokenizer=AsTokens())  # type: ignore[arg-type]
+    case = GoldenCase(make_tuner("coupled", {"length": 2, "depth": 3, "words": "a photo of a"}))
+    model = Model(golden_clip(), case.model.tuner, golden_words(), tokenizer=AsTokens())  # type: ignore[arg-type]
     case.model = model
     names = {"general.ctx": "ctx", "couple.0.weight": "proj.weight", "couple.0.bias": "proj.bias"}
     for i in (1, 2):
@@ -130,7 +88,7 @@ def test_maple_deep_coupling(clip: Clip, words: Words) -> None:
     theta = {ours: g[f"input.prompt_learner.{theirs}"] for ours, theirs in names.items()}
     start = model.init(torch.Generator().manual_seed(0))
     assert theta.keys() == start.keys()
-    assert torch.equal(start["general.ctx"], clip.text.token_embedding.weight[g["tokens"][0, 1:3].long()])
+    assert torch.equal(start["general.ctx"], golden_clip().text.token_embedding.weight[g["tokens"][0, 1:3].long()])
     close(case.logits(theta), g["logits"])
     loss, grads = case.gradients(theta)
     close(loss, g["loss"])
@@ -138,11 +96,11 @@ def test_maple_deep_coupling(clip: Clip, words: Words) -> None:
         close_gradient(grads[ours], g[f"grad.prompt_learner.{theirs}"])
 
 
-def test_clip_lora_on_the_image_tower(clip: Clip, words: Words) -> None:
+def test_clip_lora_on_the_image_tower() -> None:
     """q, k, v, o of all layers, scaled by α/√r, dropout 0: logits in training and merged, gradients of A and B."""
     g = golden("cliplora_vision")
     options = {"rank": int(g["r"]), "alpha": float(g["alpha"]), "dropout": 0.0, "towers": "image", "matrices": "qkvo"}
-    case = Case(clip, words, make_tuner("lora", options))
+    case = GoldenCase(make_tuner("lora", options))
     theirs_of = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "proj"}
 
     def theirs(name: str) -> str:
@@ -160,9 +118,9 @@ def test_clip_lora_on_the_image_tower(clip: Clip, words: Words) -> None:
         close_gradient(grads[name], g[f"grad.{theirs(name)}"])
 
 
-def test_fedclip_gate(clip: Clip, words: Words) -> None:
+def test_fedclip_gate() -> None:
     g = golden("fedclip_original")
-    case = Case(clip, words, make_tuner("adapter", {}))
+    case = GoldenCase(make_tuner("adapter", {}))
     theta = {
         f"adapter.{ours}.{end}": g[f"input.{theirs}.{end}"]
         for ours, theirs in (("in", 0), ("out", 2))
@@ -174,7 +132,7 @@ def test_fedclip_gate(clip: Clip, words: Words) -> None:
     close(gate(case.x), g["adapted_features"])
 
 
-def test_coop_context_through_the_model(clip: Clip, words: Words) -> None:
+def test_coop_context_through_the_model() -> None:
     """The whole way of PromptFL: tuner, model, loss, two steps of the family's SGD."""
     g = golden("coop_prompt")
     for prefix, name, options in (
@@ -183,7 +141,7 @@ def test_coop_context_through_the_model(clip: Clip, words: Words) -> None:
         ("front4", "text_prompt", {"position": "front"}),
         ("csc4", "class_prompt", {}),
     ):
-        case = Case(clip, words, make_tuner(name, {"length": 4, **options}))
+        case = GoldenCase(make_tuner(name, {"length": 4, **options}))
         (key,) = case.model.init(torch.Generator())
         now = {key: g[f"{prefix}.ctx"].clone()}
         close(case.logits(now), g[f"{prefix}.logits"])

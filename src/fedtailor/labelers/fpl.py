@@ -27,7 +27,7 @@ class FPL(Alone):
     repeated: bool = Field(False, description="a picture may stand on several boards, as released")
 
     def labels(self, probs: Tensor, t: int) -> Params:
-        index, y = leaderboards(probs, self.k, False)
+        index, y = leaderboards(probs, self.k, self.repeated)
         return {INDEX: index, LABEL: y}
 
 

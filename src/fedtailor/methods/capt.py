@@ -95,6 +95,12 @@ class CAPT(Method):
     def scopes(self, theta: Params) -> dict[str, Scope]:
         return resolve(self.share, theta, idle_too=True)  # a tuner may lack one of the prompts, or the coupling
 
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        theta = model.init(rng)
+        if self.against == "raw":
+            check_widths(model.clip.shape.embed, model.clip.shape.text_width)
+        return theta
+
     # --- the client ---
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
@@ -262,22 +268,20 @@ class CAPT(Method):
 
 def raw_general(z: Tensor, tokens: Tensor, tau: float) -> Tensor:
     """L_ge as released: image features (B, D) against general prompt vectors (M, D), over the whole batch."""
-    check_widths(z, tokens)
     s = z @ F.normalize(tokens, dim=-1).T / tau  # (B, M)
     return (s.logsumexp((0, 1)) - s).mean()
 
 
 def raw_class_aware(z: Tensor, tokens: Tensor, tau: float) -> Tensor:
     """(B, C) scores of L_ca as released: against the mean of each class's normalised prompt vectors (C, M, D)."""
-    check_widths(z, tokens)
     return z @ F.normalize(tokens, dim=-1).mean(1).T / tau
 
 
-def check_widths(z: Tensor, tokens: Tensor) -> None:
-    if z.shape[-1] != tokens.shape[-1]:
+def check_widths(features: int, tokens: int) -> None:
+    if features != tokens:
         raise UserError(
-            f"against=raw compares prompts ({tokens.shape[-1]} wide) with image features ({z.shape[-1]}): "
-            "it needs a CLIP where they are equally wide; take against=text"
+            f"against=raw (preset=released) compares prompts, {tokens} wide, with image features, {features} wide: "
+            "it needs a CLIP where they are equally wide; give method.against=text"
         )
 
 

@@ -108,7 +108,11 @@ class FedPuReL(Method):
         return Reply(descend(gradient_of(loss), mine, me.data, plain, me.round, me.rng), weight=len(me.data))
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return model.logits(branch(theta, "global."), x) + model.logits(branch(theta, "local."), x)  # l_G + l_P
+        l_G, l_P = self.branches(model, theta, x)
+        return l_G + l_P
+
+    def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        return model.logits(branch(theta, "global."), x), model.logits(branch(theta, "local."), x)
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return model.logits(branch(theta, "global."), x)
