@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedtailor.clip.load import digest
+from fedtailor.config import flat
 from fedtailor.core import LOCAL, Method, Params, Reply, Server
-from fedtailor.descend import descend, gradient_of
+from fedtailor.descend import descend
 from fedtailor.engines import ENGINES
 from fedtailor.engines.local import LocalEngine
 from fedtailor.methods import METHODS
@@ -19,12 +20,14 @@ from fedtailor.rng import generator
 from fedtailor.setup import Setup
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import advance, train
-from fedtailor.visit import Client, Task, visit
+from fedtailor.visit import Client, Task, dressed, theta_of, visit
+from fedtailor.wire import client_to_bytes, task_to_bytes
 from world import CLIENTS, combinations, settings, world
 
 every = pytest.mark.parametrize(("method", "tuner"), combinations())
 TRAINED = [(m, t) for m, t in combinations() if METHODS[m].method.trains]
 trained = pytest.mark.parametrize(("method", "tuner"), TRAINED)
+WITHOUT_HOLDOUT = {"capt": {"method.bandit": False}}
 
 
 def equal(a: Params, b: Params) -> bool:
@@ -93,9 +96,19 @@ def test_same_seed_or_permuted_cohort_same_bits(method: str, tuner: str) -> None
 
 @pytest.mark.parametrize(("method", "tuner"), [(m, t) for m, t in TRAINED if METHODS[m].method.neutral])
 def test_neutral_values_give_fedavg(method: str, tuner: str) -> None:
+    """Bit for bit, whatever a method calls its shared branch and whatever its server remembers besides."""
+    run = settings(method, tuner)
+    same = {f"tuner.{key}": value for key, value in flat(run.tuner.options).items()}
+    same |= {f"local.{key}": value for key, value in run.local.model_dump(exclude={"betas"}).items()}
     neutral = {f"method.{key}": value for key, value in METHODS[method].method.neutral.items()}
-    assert same_state(go(world(method, tuner, **neutral)), go(world("fedavg", tuner)))
-    assert not same_state(go(world(method, tuner)), go(world("fedavg", tuner)))
+    labels = {f"labels.{key}": value for key, value in run.labels.model_dump().items()}
+    fedavg = shared(go(world("fedavg", tuner, **same, **labels)))
+    assert equal(shared(go(world(method, tuner, **neutral))), fedavg)
+    assert not equal(shared(go(world(method, tuner))), fedavg)
+
+
+def shared(state: tuple[Server, dict[int, Client]]) -> Params:
+    return {name.removeprefix("global."): value for name, value in state[0].params.items()}
 
 
 @trained
@@ -111,7 +124,7 @@ def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_pa
     next(train(setup, broken))  # one round, then the process is gone
     list(train(world(method, tuner), broken, resume=True))
     assert rows(straight) == rows(broken)
-    assert len(rows(straight)) == 3
+    assert len(rows(straight)) == setup.rounds
     saved, saved_too = straight.resume(), broken.resume()
     assert saved is not None
     assert saved_too is not None
@@ -130,41 +143,80 @@ def test_clip_is_unchanged(method: str, tuner: str) -> None:
 def test_one_client_is_central_training(method: str, tuner: str) -> None:
     """With a single client a round is that client's descent, and nothing the server does changes it."""
     setup = world(method, tuner, clients=1, fraction=1.0, rounds=2)
-    server, _ = go(setup)
-    job, local = setup.job, setup.job.method.local
-    theta = job.start
-    for t in range(2):
-        start = theta
+    reached: Params = {}
 
-        def loss(now: Params, batch: Any, start: Params = start) -> torch.Tensor:
-            return job.method.loss(job.model, now, batch, start)
+    class Following(LocalEngine):
+        def call(self, k: int, task: Task) -> Reply:
+            assert all(torch.equal(task.params[n], reached[n]) for n in reached if n in task.params)
+            reply = super().call(k, task)
+            reached.update(reply.params)
+            return reply
 
-        rng = generator(job.seed, "round", t, "client", 0, "train")
-        theta = descend(gradient_of(loss), theta, setup.shelves[0], local, t, rng)
-    assert equal({n: theta[n] for n in server.params}, server.params)
+    server, _ = go(setup, Following(setup.job, setup.shelves))
+    assert reached
+    assert equal({n: reached[n] for n in server.params}, server.params)
+
+
+@trained
+def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
+    """The first pass that trains ends where plain SGD along method.gradient ends, over the same batches."""
+    setup = world(method, tuner, clients=1, fraction=1.0, rounds=1, **WITHOUT_HOLDOUT.get(method, {}))
+    tasks: list[tuple[Task, Client, Reply]] = []
+
+    class Keeping(LocalEngine):
+        def call(self, k: int, task: Task) -> Reply:
+            client = self.clients[k]
+            reply = super().call(k, task)
+            tasks.append((task, client, reply))
+            return reply
+
+    go(setup, Keeping(setup.job, setup.shelves))
+    task, client, reply = next((t, c, r) for t, c, r in tasks if r.params)
+    job = setup.job
+    theta = theta_of(job, task.params, client)
+    rng = generator(job.seed, "round", 0, "client", 0, task.pass_)
+    data = dressed(job, 0, client, setup.shelves[0])
+    gradient = job.method.gradient(job.model, {**theta, **task.inbox})
+    end = descend(
+        gradient,
+        {n: theta[n] for n in theta if n in reply.params or job.scopes[n] == LOCAL},
+        data,
+        job.method.local,
+        0,
+        rng,
+    )
+    assert equal({n: end[n] for n in reply.params}, reply.params)
 
 
 @trained
 def test_passes_are_pure(method: str, tuner: str) -> None:
-    """The same visit twice gives the same, and what went in is as it was."""
-    setup = world(method, tuner)
-    job = setup.job
-    task = Task("train", 1, job.first_server().params)
-    before = {n: v.clone() for n, v in task.params.items()}
-    first, kept = visit(job, 2, task, Client(), setup.shelves[2])
-    second, kept_too = visit(job, 2, task, Client(), setup.shelves[2])
-    assert equal(first.params, second.params)
-    assert equal(first.stats, second.stats)
-    assert equal(kept.local, kept_too.local)
-    assert equal(kept.memory, kept_too.memory)
-    assert equal(before, task.params)
+    """Every visit of a round, made twice, gives the same, and what went in is as it was."""
+    setup = world(method, tuner, rounds=1)
+    calls: list[tuple[int, Task, Client]] = []
+
+    class Keeping(LocalEngine):
+        def call(self, k: int, task: Task) -> Reply:
+            calls.append((k, task, self.clients[k]))
+            return super().call(k, task)
+
+    go(setup, Keeping(setup.job, setup.shelves))
+    assert calls
+    for k, task, client in calls:
+        before = task_to_bytes(task), client_to_bytes(client)
+        first, kept = visit(setup.job, k, task, client, setup.shelves[k])
+        second, kept_too = visit(setup.job, k, task, client, setup.shelves[k])
+        assert equal(first.params, second.params)
+        assert equal(first.stats, second.stats)
+        assert equal(kept.local, kept_too.local)
+        assert equal(kept.memory, kept_too.memory)
+        assert before == (task_to_bytes(task), client_to_bytes(client))
 
 
 @every
 def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str) -> None:
     setup = world(method, tuner)
-    server, _ = go(setup) if setup.job.method.trains else (setup.job.first_server(), {})
-    theta = {**setup.job.start, **server.params}
+    server, clients = go(setup) if setup.job.method.trains else (setup.job.first_server(), {0: Client()})
+    theta = {**setup.job.start, **server.params, **clients[0].local}
     x = setup.tests.pool.fetch(setup.tests.everything)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     for predict in (setup.job.method.predict, setup.job.method.predict_shared):

@@ -27,6 +27,12 @@ JOINS = ("text_prompt+visual_prompt", "coupled+class_prompt", "text_prompt+lora"
 # For tuners whose defaults are larger than the tiny CLIP, or that draw no numbers by default.
 SMALL = {"lora": {"tuner.dropout": 0.1}, "visual_prompt": {"tuner.depth": 2, "tuner.mode": "dropped"}}
 
+# For methods whose own settings are long for a toy.
+BRIEF = {
+    "fedpurel": {"method.T_p": 2},
+    "fedcopl": {"epochs": 2, "local.span": 4, "labels.refresh": 2, "tuner.text_prompt.length": 4},
+}
+
 
 def combinations() -> list[tuple[str, str]]:
     """Every method with every tuner it allows."""
@@ -59,7 +65,7 @@ def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
 
 def settings(method: str, tuner: str, **more: Any) -> Run:
     small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3}
-    return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **small, **more})
+    return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **BRIEF.get(method, {}), **small, **more})
 
 
 def world(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedtailor.config import make_run
 from fedtailor.core import GLOBAL, LOCAL
 from fedtailor.engines.local import LocalEngine
 from fedtailor.methods.fedcopl import FedCoPL
@@ -16,11 +17,10 @@ from fedtailor.train import advance
 from world import world
 
 TUNER = "text_prompt+visual_prompt"
-SMALL = {"tuner.text_prompt.length": 4, "tuner.visual_prompt.length": 2, "epochs": 2}
 
 
 def small(**more: Any) -> Setup:
-    return world("fedcopl", TUNER, **{**SMALL, **more})
+    return world("fedcopl", TUNER, **more)
 
 
 @pytest.mark.parametrize("visual", [True, False])
@@ -87,11 +87,12 @@ def test_eq_5_a_client_is_its_text_with_everyones_visual() -> None:
 
 def test_settings_of_the_paper() -> None:
     """20 rounds are for the user to say; the rest is the paper's, or the released code's where that is silent."""
-    run = world("fedcopl", TUNER, batch=64, lr=0.1).run
+    run = make_run("fedcopl")
     assert run.labels.name == "copl"
     assert run.labels.options["refresh"] == 5
     local = run.local
-    assert (local.epochs, local.weight_decay, local.schedule, local.span) == (10, 0.05, "cosine", 50)
+    assert (local.epochs, local.batch, local.lr, local.weight_decay) == (10, 64, 0.1, 0.05)
+    assert (local.schedule, local.span) == ("cosine", 50)
     assert not local.drop_last
     assert [local.rate(t, 0) for t in (0, 5)] == [0.1, 0.1]  # anew with every labeling
     assert local.rate(4, 9) < 1e-3

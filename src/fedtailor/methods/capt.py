@@ -35,6 +35,7 @@ from torch import Tensor
 from ..bandit import Bandit, reward
 from ..clustering import cluster_diverse, cluster_similar
 from ..core import (
+    CLUSTERED,
     GLOBAL,
     OWN,
     Batch,
@@ -193,12 +194,7 @@ class CAPT(Method):
         return server, final or t % arms[-1] == 0, arms
 
     def learner(self, server: Server) -> Bandit:
-        state = {name: server.state.get(name) for name in ("values", "pulls")}
-        return (
-            Bandit.from_params({n: v for n, v in state.items() if v is not None})
-            if state["values"] is not None
-            else Bandit()
-        )
+        return Bandit.from_params(server.state) if "values" in server.state else Bandit()
 
     def trained(
         self, server: Server, cohort: Sequence[int], each: Each, mail: Mapping[int, Params]
@@ -218,8 +214,9 @@ class CAPT(Method):
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
         cohort = sorted(replies)
         counts, alone = server.state["counts"][cohort].numpy(), list(range(len(cohort)))
-        similar = cluster_similar(counts, self.metric, self.similar, self.n_similar, server.round)  # Eq. 5
-        diverse = cluster_diverse(counts, self.n_diverse, self.diverse, server.round)  # Eq. 6
+        seed = number(server.seed, "clusters", server.round)
+        similar = cluster_similar(counts, self.metric, self.similar, self.n_similar, seed)  # Eq. 5
+        diverse = cluster_diverse(counts, self.n_diverse, self.diverse, seed)  # Eq. 6
         members = dict(replies)
         for scope, labels in ((SIMILAR, similar), (DIVERSE, diverse)):
             names = self.names(server.params, scope)
@@ -326,4 +323,5 @@ def regrouped(server: Server, name: str, groups: Mapping[int, int], means: Mappi
     of = {**server.cluster_of.get(name, {}), **{k: first + int(g) for k, g in groups.items()}}
     copies = {**server.clusters.get(name, {}), **{first + int(g): mean for g, mean in means.items()}}
     copies = {c: params for c, params in copies.items() if c in of.values()}
+    server = remember(server, **{CLUSTERED + name: torch.tensor([list(groups), [int(g) for g in groups.values()]])})
     return replace(server, clusters={**server.clusters, name: copies}, cluster_of={**server.cluster_of, name: of})

@@ -60,7 +60,7 @@ class FedPuReL(Method):
         return super().cohort(t, clients, fraction, rng)
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        server = self.aggregate(*self.gather(self.purify, server, cohort, each))  # Alg. 1, l. 5–19
+        server = self.aggregate(*self.gather(self.train, server, cohort, each))  # Alg. 1, l. 5–19
         if self.schedule == "interleaved":
             each(self.personalise, server, cohort)
         return server
@@ -71,7 +71,7 @@ class FedPuReL(Method):
 
     # --- phase 1: purified gradients ---
 
-    def purify(self, model: Model, me: Me, theta: Params) -> Reply:
+    def train(self, model: Model, me: Me, theta: Params) -> Reply:
         shared = {name: value for name, value in theta.items() if name.startswith("global.")}
         return self.descent(self.gradient(model, theta), me, shared, me.data)
 

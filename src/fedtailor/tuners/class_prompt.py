@@ -18,6 +18,8 @@ class ClassPrompt(Tuner):
     length: int = Field(4, ge=1, title="M", description="context rows of each class")
     position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
 
+    alike: bool = Field(False, description="all classes begin with the same rows; false: each with its own draw")
+
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
 
@@ -25,7 +27,8 @@ class ClassPrompt(Tuner):
         return Plan(own=self.length, position=self.position)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        return {"class.ctx": normal((model.classes, self.length, model.clip.text.width), rng)}
+        C, rows = model.classes, (self.length, model.clip.text.width)
+        return {"class.ctx": normal(rows, rng).repeat(C, 1, 1) if self.alike else normal((C, *rows), rng)}
 
     def bend(self, theta: Params) -> Bend:
         return Bend(own=theta["class.ctx"])

@@ -1,0 +1,68 @@
+"""What CAPT's server decided: clusters, and its bandit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest import approx
+
+from fedtailor.clustering import cluster_diverse, cluster_similar
+from fedtailor.diagnostics import Round
+from fedtailor.diagnostics.server import bandit, clusters
+from fedtailor.setup import Setup
+from seen_rounds import seen_round
+from world import world
+
+
+def capt(**more: Any) -> Setup:
+    small = {"fraction": 1.0, "rounds": 6, "method.n_similar": 2, "method.n_diverse": 3, "data.server": 0.2}
+    return world("capt", "coupled+class_prompt", **{**small, **more})
+
+
+def test_clusters_before_they_are_dissolved() -> None:
+    """A global aggregation forgets them at once; the record has them, as the two clusterings gave them."""
+    seen = seen_round(capt())
+    assert not seen.after.cluster_of
+    counts = seen.after.state["counts"].numpy()
+    similar, diverse = cluster_similar(counts, n=2, seed=0), cluster_diverse(counts, n=3, seed=0)
+    assert clusters(seen) == {
+        "similar": {str(k): int(c) for k, c in enumerate(similar)},
+        "diverse": {str(k): int(c) for k, c in enumerate(diverse)},
+    }
+    assert len(set(clusters(seen)["diverse"].values())) > 1
+
+
+def test_clusters_of_the_cohort_alone() -> None:
+    """Clients of earlier rounds keep their clusters, but are not in this round's record."""
+    seen = seen_round(capt(fraction=0.5, **{"method.bandit": False, "method.period": 5}), number=3)
+    assert len(seen.after.cluster_of["similar"]) > len(seen.cohort)
+    assert list(clusters(seen)["similar"]) == [str(k) for k in seen.cohort]
+
+
+def test_clusters_of_a_method_that_notes_nothing() -> None:
+    """Those that the server has."""
+    seen = seen_round(world("fedavg", "text_prompt"))
+    of = {"mine": {k: 10 + k for k in range(4)}}
+    after = type(seen.after)(1, seen.after.params, {"mine": {10: {}}}, of)
+    again = Round(seen.setup, seen.before, after, seen.clients, seen.engine, seen.cohort)
+    assert clusters(again) == {"mine": {str(k): 10 + k for k in seen.cohort}}
+
+
+def test_the_bandit_round_by_round() -> None:
+    """Arms as drawn; a reward and a lesson only in rounds that end in a global aggregation."""
+    setup, values = capt(), [dict.fromkeys("1 2 3 5 7 10".split(), 0.0)]
+    for number in range(1, 7):
+        seen = seen_round(setup, number)
+        found = bandit(seen)
+        (arm,) = found["arms"]
+        t = number - 1
+        assert found["aggregated"] == (t % arm == 0 or number == 6) == (not seen.after.cluster_of)
+        assert (found["reward"] is None) == (not found["aggregated"])
+        expected = dict(values[-1])
+        if found["aggregated"]:
+            old = expected[str(arm)]
+            expected[str(arm)] = old + 0.1 * 0.95**t * (found["reward"] - old)  # Eq. 7
+        assert found["values"] == approx(expected)
+        values.append(found["values"])
+    assert sum(found["pulls"].values()) == sum(a != b for a, b in zip(values, values[1:], strict=False))
+    assert any(a == b for a, b in zip(values, values[1:], strict=False))  # a round without aggregation was among them
