@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .api import Watcher, resume, run
+    from .comparison import Comparison, compare
     from .config import Run, make_run
     from .core import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Method, Params, Reply, Scope, Server
     from .errors import UserError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # `fedtailor --help` nor a progress display should have to wait for it.
 HOMES = {
     "api": ("Watcher", "resume", "run"),
+    "comparison": ("Comparison", "compare"),
     "config": ("Run", "make_run"),
     "core": (
         "FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Params", "Reply", "Scope", "Server",
@@ -33,8 +35,8 @@ HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Params", "Reply", "Result", "Run", "Scope",
-    "Server", "UserError", "Watcher", "__version__", "make_run", "resume", "run",
+    "FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Comparison", "Each", "Me", "Method", "Params", "Reply", "Result",
+    "Run", "Scope", "Server", "UserError", "Watcher", "__version__", "compare", "make_run", "resume", "run",
 ]  # fmt: skip
 
 

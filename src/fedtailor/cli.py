@@ -70,9 +70,7 @@ def run(
         folder = resume
     else:
         settings = run_of(words or [], seed)
-        form, colon, path = settings.data.name.partition(":")
-        data = f"{form}-{Path(path).resolve().stem}" if colon else form
-        folder = out or new_folder(f"{settings.method.name}-{data}-s{settings.seed}")
+        folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
     with Progress(enabled=not quiet) as progress:
         try:
             result = api.resume(folder, watcher=progress) if resume else api.run(settings, out=folder, watcher=progress)
@@ -108,6 +106,12 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
     return make_run(method, settings)
 
 
+def data_word(settings: Any) -> str:
+    """A run's data, as part of a folder's name."""
+    form, colon, path = settings.data.name.partition(":")
+    return f"{form}-{Path(path).resolve().stem}" if colon else form
+
+
 def new_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2 and so on if that is taken."""
     base = Path("runs") / name
@@ -118,12 +122,55 @@ def new_folder(name: str) -> Path:
     return folder
 
 
+@app.command()
+def compare(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="METHOD[:KEY=VALUE,...]... [KEY=VALUE]...", help="rows, then settings")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="how many (3: 0, 1, 2) or which (5,7); default: 1")] = None,
+    number: Annotated[str | None, typer.Option(metavar="last|last10|best", help="of each run; default: last")] = None,
+    out: Annotated[Path | None, typer.Option(help="the folder; one with this comparison is gone on with")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the comparison in this folder")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods on one federation: fedtailor compare promptfl promptprox:method.mu=0.1 rounds=20 --seeds 3"""
+    with waiting("starting", quiet):
+        from . import comparison
+        from .progress import Comparing
+        from .report.comparison import comparison_table
+
+    if resume:
+        if words or out or seeds:
+            raise UserError("--resume takes all settings from the comparison's folder; give no others")
+        plan, noted = comparison.read_plan(resume)
+        folder, number = resume, number or noted
+    else:
+        plan = comparison.make_plan(*comparison.split_words(words or []), seeds)
+        folder = out or new_folder(f"compare-{data_word(plan.rows[0].run)}")
+    with Comparing(enabled=not quiet) as progress:
+        try:
+            result = comparison.carry_out(plan, folder, number or "last", progress)
+        except KeyboardInterrupt:
+            begun = (folder / comparison.NOTE).is_file()
+            told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
+            raise UserError(f"stopped; {told}") from None
+    if as_json:
+        emit(result.summary)
+        return
+    console = Console()
+    console.print(comparison_table(result.summary))
+    console.print(str(folder / "table.md"), style="bold", markup=False, highlight=False)
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|tuners|datasets|partitions|backbones|engines")] = "methods",
+    what: Annotated[
+        str, typer.Argument(metavar="methods|tuners|datasets|partitions|backbones|engines|diagnostics")
+    ] = "methods",
     as_json: Json = False,
 ) -> None:
-    """List methods, tuners, datasets, partitions, backbones or engines."""
+    """List methods, tuners, datasets, partitions, backbones, engines or diagnostics."""
     with waiting("starting"):
         from . import catalogue
     rows = catalogue.rows(what)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from .api import Watcher
+from .comparison import RunsWatcher
 from .metrics import Score
 from .setup import Setup
 from .train import Record
@@ -29,7 +33,7 @@ class Progress(Watcher):
         )
         self.tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self.bars.start()
         return self
 
@@ -53,3 +57,13 @@ class Progress(Watcher):
         self.bars.update(self.tasks["rounds"], completed=record.round)
         if record.shared is not None:
             self.bars.update(self.tasks["rounds"], note=f"accuracy {record.shared.overall:.1f}%")
+
+
+class Comparing(Progress, RunsWatcher):
+    """A bar over all runs, and below it the present one's."""
+
+    def running(self, title: str, seed: int, done: int, total: int) -> None:
+        if "rounds" in self.tasks:
+            self.bars.remove_task(self.tasks.pop("rounds"))
+        self.working("runs", done, total)
+        self.bars.update(self.tasks["runs"], note=escape(f"{title}, seed {seed}"))

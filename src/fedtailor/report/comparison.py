@@ -1,0 +1,116 @@
+"""A comparison as tables, for the terminal and in Markdown: the best of a column bold, the second underlined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor.config import GIVEN
+
+from .tables import percent, size
+
+SECTIONS = {
+    "global": "global: one model for all, on the whole test set",
+    "personal": "personal: each client's model on its own part of it, mean over clients",
+}
+COLUMNS = ("overall", "head", "mid", "tail")
+COSTS = ("up/round", "seconds")
+MEANING = {
+    "last": "after the last round",
+    "last10": "mean of the last ten tested rounds",
+    "best": "in the best round of each run, which the test set chose: a record, not a result",
+}
+MARKS = {"best": "bold", "second": "underline", "": ""}
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    mark: str = ""  # a key of MARKS
+
+
+def comparison_table(summary: dict[str, Any]) -> RenderableType:
+    """For the terminal, from what `fedtailor compare --json` prints."""
+    parts: list[RenderableType] = []
+    for part, heading in SECTIONS.items():
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("", overflow="fold")
+        for column in columns(part):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row, cells in zip(summary["rows"], section(summary, part), strict=True):
+            table.add_row(Text(row["title"]), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
+        parts += [Text(heading, style="italic"), table, ""]
+    return Group(*parts, Text(caption(summary), style="dim"))
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The same as a page, with how it came about."""
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    same = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in summary["same"].items()]
+    lines = [
+        f"# {summary['same']['data']}: {', '.join(row['title'] for row in summary['rows'])}",
+        "",
+        f"* {summary['date']}: `{summary['command']}`",
+        f"* {versions}",
+        f"* seeds {', '.join(map(str, summary['seeds']))}, and for every row `{' '.join(same)}`",
+        "",
+        f"{caption(summary)}.",
+    ]
+    style = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+    for part, heading in SECTIONS.items():
+        names = columns(part)
+        lines += ["", f"| {heading} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+        for row, cells in zip(summary["rows"], section(summary, part), strict=True):
+            texts = [row["title"].replace("|", r"\|"), *(style[cell.mark].format(cell.text) for cell in cells)]
+            lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def columns(part: str) -> tuple[str, ...]:
+    return COLUMNS + COSTS if part == "global" else COLUMNS  # a run's costs are told once
+
+
+def section(summary: dict[str, Any], part: str) -> list[list[Cell]]:
+    """A row of cells for each row."""
+    rows = summary["rows"]
+    scores = []
+    for column in COLUMNS:
+        spreads = [row[part][column] for row in rows]
+        found = marks([spread["mean"] for spread in spreads])
+        scores.append([Cell(with_error(spread), mark) for spread, mark in zip(spreads, found, strict=True)])
+    by_row = [list(cells) for cells in zip(*scores, strict=True)]
+    if part == "global":
+        by_row = [cells + costs(row) for cells, row in zip(by_row, rows, strict=True)]
+    return by_row
+
+
+def costs(row: dict[str, Any]) -> list[Cell]:
+    up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
+    return [Cell(up), Cell(f"{row['seconds']['mean']:.1f}")]
+
+
+def with_error(spread: dict[str, float | None]) -> str:
+    return percent(spread["mean"]) + ("" if spread["std"] is None else f"±{spread['std']:.2f}")
+
+
+def marks(means: Sequence[float | None]) -> list[str]:
+    """By what is shown, two decimals: numbers that look equal share a mark."""
+    shown = [percent(mean) for mean in means]
+    order = sorted({float(text) for text, mean in zip(shown, means, strict=True) if mean is not None}, reverse=True)
+    place = {percent(value): mark for value, mark in zip(order, ("best", "second"), strict=False)}
+    return [place.get(text, "") for text in shown]
+
+
+def caption(summary: dict[str, Any]) -> str:
+    n = len(summary["seeds"])
+    over = f"mean ± sample standard deviation over n = {n} seeds" if n > 1 else f"one seed ({summary['seeds'][0]})"
+    made = [f"{row['title']} ({row['labels']})" for row in summary["rows"] if row["labels"] != GIVEN]
+    without = f"; trained without the data's labels: {', '.join(made)}" if made else ""
+    return f"Test accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined{without}"
