@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from .base import Bend, Plan, Tuner, normal
+from .text_prompt import context
 
 if TYPE_CHECKING:
     from ..core import Params
@@ -18,7 +19,8 @@ class ClassPrompt(Tuner):
     length: int = Field(4, ge=1, title="M", description="context rows of each class")
     position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
 
-    alike: bool = Field(False, description="all classes begin with the same rows; false: each with its own draw")
+    words: str = Field("", description="every class starts as these words. Empty: N(0, 0.02²)")
+    alike: bool = Field(False, description="without words: all classes start as the same draw")
 
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
@@ -27,8 +29,9 @@ class ClassPrompt(Tuner):
         return Plan(own=self.length, position=self.position)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        C, rows = model.classes, (self.length, model.clip.text.width)
-        return {"class.ctx": normal(rows, rng).repeat(C, 1, 1) if self.alike else normal((C, *rows), rng)}
+        if self.words or self.alike:
+            return {"class.ctx": context(model, self.length, self.words, rng).repeat(model.classes, 1, 1)}
+        return {"class.ctx": normal((model.classes, self.length, model.clip.text.width), rng)}
 
     def bend(self, theta: Params) -> Bend:
         return Bend(own=theta["class.ctx"])
