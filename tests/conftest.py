@@ -59,6 +59,7 @@ def small(pictures: Path, tiny: Path) -> dict[str, Any]:
         "threads": 1,
         "fraction": 0.7,
         "rounds": 3,
+        "every": 1,
         "batch": 4,
         "lr": 0.05,
         "data.alpha": 1.0,

@@ -81,7 +81,7 @@ def test_summary_is_of_the_rounds(result: fedtailor.Result) -> None:
 
 def test_every(small: dict[str, Any], result: fedtailor.Result) -> None:
     """every=2 of 3 rounds: tested after the second and the last, with the numbers they have anyway."""
-    sparse = fedtailor.run("promptfl", small, every=2)
+    sparse = fedtailor.run("promptfl", {**small, "every": 2})
     assert [row["global"] is None for row in sparse.rounds] == [True, False, False]
     assert [row["clients"] == [] for row in sparse.rounds] == [True, False, False]
     assert sparse.rounds[-1]["global"] == result.rounds[-1]["global"]

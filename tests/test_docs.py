@@ -1,20 +1,49 @@
-"""The method that docs/adding-a-method.md builds works as written, and pages link to pages that exist."""
+"""The pages say what is so: code and commands work as written, tables name what is there, links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from fedtailor.core import LOCAL, Method
+from fedtailor.cli import run_of
+from fedtailor.comparison import make_plan, split_words
+from fedtailor.config import make_run
+from fedtailor.core import LOCAL, Method, Params
+from fedtailor.labelers import Labeler
+from fedtailor.labelers.zeroshot import probabilities
+from fedtailor.train import advance
 from fedtailor.visit import Job
 from world import world
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+by_name = pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def table(page: Path, first: str, *rest: str) -> list[list[str]]:
+    """The cells of the table whose head has these columns, among others."""
+    for part in page.read_text().split("\n\n"):
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")]
+        if rows and rows[0][0] == first and set(rest) <= set(rows[0]):
+            return rows[2:]
+    raise AssertionError(f"{page.name} has no table of {first}")
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
 
 
 def test_the_method_of_the_tutorial() -> None:
@@ -35,6 +64,127 @@ def test_the_method_of_the_tutorial() -> None:
     assert server.params.keys() == {"text.ctx"}
     assert (server.params["text.ctx"] != job.start["text.ctx"]).any()
     assert all((engine.clients[k].local["visual.ctx"] != job.start["visual.ctx"]).any() for k in cohort)
+
+
+def test_the_labeler_of_the_page() -> None:
+    """Its file runs: sums go up, labels stay, pictures above the average of all clients are trained on."""
+    (code,) = blocks(ROOT / "docs/labelers.md", "python")
+    names: dict[str, Any] = {"__name__": "fedtailor.labelers.sure", "__package__": "fedtailor.labelers"}
+    exec(compile(code, "sure.py", "exec"), names)
+    labeler: Labeler = names["Sure"]()
+    setup = world("fedavg", rounds=1, fraction=1.0)
+    setup = replace(setup, job=replace(setup.job, labeler=labeler))
+    engine = setup.engine()
+    engine.traffic = []
+    server, _ = advance(setup, setup.job.first_server(), engine)
+    assert (server.params["text.ctx"] != setup.job.start["text.ctx"]).any()
+    sent = {(seen.task.pass_, *seen.reply.stats) for seen in engine.traffic}
+    assert sent == {("labels.measure", "sums"), ("labels.choose",), ("train",)}
+    seen_by = [SimpleNamespace(round=0, data=setup.shelves[k]) for k in range(4)]
+    probs = [probabilities(setup.job.model, me) for me in seen_by]  # type: ignore[arg-type]
+    least = torch.cat(probs).amax(1).mean()
+    for k in range(4):
+        kept = engine.clients[k].memory
+        assert kept["labels.index"].tolist() == [i for i, p in enumerate(probs[k]) if p.max() > least]
+        assert kept["labels.y"].tolist() == [int(probs[k][i].argmax()) for i in kept["labels.index"]]
+
+
+def commands() -> list[str]:
+    pages = [*METHOD_PAGES, ROOT / "docs/labelers.md"]
+    lines = [line for page in pages for block in blocks(page, "bash") for line in block.splitlines()]
+    return list(dict.fromkeys(line for line in lines if not line.startswith("#")))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_methods(command: str) -> None:
+    """Every key, value, row and preset is known, and rows differ. Only the README's and quickstart's are also run."""
+    spoken = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+    program, verb, *words = spoken.stdout.splitlines()
+    assert program == "fedtailor"
+    if verb == "compare":
+        assert len(make_plan(*split_words(words)).rows) > 2  # zero-shot is always there
+    else:
+        assert verb == "run"
+        assert run_of(words).rounds > 0
+
+
+@by_name
+def test_equations_point_to_code_and_tests_that_exist(page: Path) -> None:
+    code = [path.read_text() for path in (ROOT / "src/fedtailor").rglob("*.py")]
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    rows = table(page, "paper", "code", "test")
+    assert len(rows) >= 9
+    for _, _, where, checked in rows:
+        assert quoted(where)
+        assert quoted(checked)
+        for name in quoted(where):
+            owner, _, function = name.rpartition(".")
+            homes = [text for text in code if not owner or re.search(rf"^class {owner}\b", text, re.MULTILINE)]
+            assert any(re.search(rf"^ *def {function}\(", text, re.MULTILINE) for text in homes), name
+        for name in quoted(checked):
+            assert f"def {name}(" in tests, name
+
+
+def vit_b_16(name: str, **settings: Any) -> Params:
+    """What a method begins with on ViT-B/16 and 100 classes; of CLIP only its widths are needed."""
+    run = make_run(name, settings)
+    tuner = run.make_tuner()
+    clip = SimpleNamespace(
+        text=SimpleNamespace(width=512, transformer=range(12)),
+        vision=SimpleNamespace(width=768, prompt_width=768, layers=12),
+        shape=SimpleNamespace(embed=512, text_width=512),
+    )
+    model: Any = SimpleNamespace(clip=clip, classes=100, tokenizer=None)
+    model.init = lambda rng: tuner.init(model, rng)
+    return run.make_method().init(model, torch.Generator())
+
+
+@by_name
+def test_sizes_of_what_is_sent(page: Path) -> None:
+    theta = vit_b_16(page.stem)
+    rows = {quoted(name)[0]: cells[:3] for name, *cells in table(page, "parameter") if quoted(name)}
+    due = {n: [" × ".join(map(str, v.shape)), f"{v.numel():,}", f"{4 * v.numel():,}"] for n, v in theta.items()}
+    assert rows == due
+
+
+def test_sums_of_what_is_sent() -> None:
+    pages = {page.stem: page.read_text() for page in METHOD_PAGES}
+    everything = sum(value.numel() for value in vit_b_16("capt").values())
+    assert f"| {everything:,} | {4 * everything:,} |" in pages["capt"]
+    for tuner in ("lora", "adapter"):
+        theta = vit_b_16("fedpurel", tuner=tuner)
+        assert f"{sum(v.numel() for n, v in theta.items() if n.startswith('global.')):,}" in pages["fedpurel"]
+
+
+@by_name
+def test_messages(page: Path) -> None:
+    """A federation sends what the page's table says: these passes, and by name all that goes down and up in them."""
+    tuner = make_run(page.stem).tuner.name
+    setup = world(page.stem, tuner, rounds=3, fraction=1.0)
+    engine, server = setup.engine(), setup.job.first_server()
+    engine.traffic = []
+    while server.round < setup.rounds:
+        server, _ = advance(setup, server, engine)
+    sent: dict[str, tuple[set[str], set[str]]] = {}
+    for seen in engine.traffic:
+        down, up = sent.setdefault(seen.task.pass_, (set(), set()))
+        down.update(seen.task.inbox)
+        up.update(seen.reply.params, seen.reply.stats)
+    told = {quoted(row[0])[0]: (set(quoted(row[2])), set(quoted(row[3]))) for row in table(page, "pass", "up")}
+    assert told == sent
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda picture: picture.name)
+def test_pictures_stand_alone(picture: Path) -> None:
+    """Well-formed, 800 wide, on a ground of their own, with words for who cannot see them, and nothing to fetch."""
+    root = ElementTree.parse(picture).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.get("viewBox", "").split()[:3] == ["0", "0", "800"]
+    ground = root.find(f"{space}rect")
+    assert ground is not None
+    assert [ground.get("width"), ground.get("height")] == ["800", root.get("viewBox", "").split()[3]]
+    assert all(root.findtext(f"{space}{name}") for name in ("title", "desc"))
+    assert not re.search(r"href|url\(['\"]?http|@import|<script", picture.read_text())
 
 
 def test_the_page_on_the_bundled_model() -> None:

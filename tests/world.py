@@ -64,7 +64,7 @@ def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
 
 
 def settings(method: str, tuner: str, **more: Any) -> Run:
-    small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3}
+    small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3, "every": 1}
     return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **BRIEF.get(method, {}), **small, **more})
 
 

@@ -1,4 +1,4 @@
-"""What there is: methods, tuners, datasets, partitions, backbones and engines, as data and as tables."""
+"""What there is: methods, tuners, labelers, datasets, partitions, backbones, engines, diagnostics; data and tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .config import SHORT, Backbone, Data, Run, dataset_names, make_run
+from .config import GIVEN, SHORT, Backbone, Data, Run, dataset_names, make_run
 from .data import DATASETS
 from .data.partition import PARTITIONS
 from .descend import Local
+from .diagnostics import DIAGNOSTICS, NEEDS
 from .engines import ENGINES
 from .errors import unknown
+from .labelers import LABELERS
 from .methods import METHODS
 from .tuners import TUNERS, tuner_names
 
@@ -90,8 +92,23 @@ def backbones() -> list[Row]:
     ]
 
 
+def labelers() -> list[Row]:
+    rows: list[Row] = [{"name": GIVEN, "settings": [], "idea": "the data's own labels"}]
+    return rows + [
+        {"name": name, "settings": list(kind.model_fields), "idea": first_line(inspect.getmodule(kind))}
+        for name, kind in LABELERS.items()
+    ]
+
+
 def engines() -> list[Row]:
     return [{"name": name, "idea": first_line(inspect.getmodule(kind))} for name, kind in ENGINES.items()]
+
+
+def diagnostics() -> list[Row]:
+    return [
+        {"name": name, "needs": NEEDS[name][0] if name in NEEDS else None, "idea": first_line(measure)}
+        for name, measure in DIAGNOSTICS.items()
+    ]
 
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
@@ -100,7 +117,9 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "datasets": datasets,
     "partitions": partitions,
     "backbones": backbones,
+    "labelers": labelers,
     "engines": engines,
+    "diagnostics": diagnostics,
 }
 
 
@@ -150,7 +169,8 @@ def method(name: str) -> Row:
         "method": settings(entry.method, "method.", run.method.options, without={"local"}),
         "tuner": [row for part in tuner_names(run.tuner.name) for row in tuner_settings(part, run)],
         "local": settings(Local, "local.", run.local.model_dump()),
-        "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "data", "backbone"}),
+        "labels": label_settings(run),
+        "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "labels", "data", "backbone"}),
         "data": settings(Data, "data.", run.data.model_dump(), without={"partition"})
         + settings(PARTITIONS[run.data.partition.name], "data.", run.data.partition.options),
         "backbone": settings(Backbone, "backbone.", run.backbone.model_dump()),
@@ -171,6 +191,12 @@ def tuner_settings(part: str, run: Run) -> list[Row]:
     joined = part != run.tuner.name
     values = run.tuner.options[part] if joined else run.tuner.options
     return settings(TUNERS[part], f"tuner.{part}." if joined else "tuner.", values)
+
+
+def label_settings(run: Run) -> list[Row]:
+    name, known = run.labels.name, " | ".join([GIVEN, *LABELERS])
+    first = {"key": "labels", "symbol": "", "value": name, "allowed": known, "meaning": "where labels come from"}
+    return [first, *(settings(LABELERS[name], "labels.", run.labels.options) if name in LABELERS else [])]
 
 
 def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None) -> list[Row]:

@@ -166,7 +166,7 @@ def compare(
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="methods|tuners|datasets|partitions|backbones|engines|diagnostics")
+        str, typer.Argument(metavar="methods|tuners|labelers|datasets|partitions|backbones|engines|diagnostics")
     ] = "methods",
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .clip.load import BUNDLED
 from .core import Method
@@ -22,6 +22,7 @@ from .data import DATASETS, FORMS, find_source
 from .data.groups import GROUPS
 from .data.partition import PARTITIONS, Partition
 from .descend import Local
+from .diagnostics import DIAGNOSTICS, choose
 from .engines import ENGINES
 from .errors import UserError, unknown
 from .labelers import LABELERS, Labeler
@@ -31,7 +32,7 @@ from .tuners import TUNERS, Tuner, make_tuner, tuner_names
 M = TypeVar("M", bound=BaseModel)
 
 GIVEN = "given"  # labels as the data has them
-DEFAULT_METHOD = "promptfl"
+DEFAULT_METHOD = "capt"
 
 # Short spellings, on the command line and in Python.
 SHORT = {
@@ -103,13 +104,22 @@ class Run(Strict):
     seed: int = Field(0, ge=0)
     engine: str = Field("local", description="how passes reach the clients")
     threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
-    every: int = Field(1, ge=1, description="test after every so many rounds, and after the last")
+    every: int = Field(5, ge=1, description="test after every so many rounds, and after the last")
+    record: tuple[str, ...] = Field((), description=f"each round: some of {', '.join(DIAGNOSTICS)}; or all")
     method: Choice
     local: Local = Local()
     tuner: Choice
     labels: Choice = Choice(name=GIVEN)
     data: Data = Data()
     backbone: Backbone = Backbone()
+
+    @field_validator("record", mode="before")
+    @classmethod
+    def listed(cls, given: Any) -> Any:
+        """`angle,drift`, with or without brackets, is a list too."""
+        if not isinstance(given, str | list | tuple):
+            raise ValueError("names with commas between them, as in record=angle,drift")
+        return re.findall(r"[^\s,\[\]\"']+", given) if isinstance(given, str) else given
 
     def make_method(self) -> Method:
         return METHODS[self.method.name].method(local=self.local, **self.method.options)
@@ -216,6 +226,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         update={
             "rounds": run.rounds if entry.method.trains else 0,
             "threads": run.threads or torch.get_num_threads(),
+            "record": choose(run.record, method, given=run.labels.name == GIVEN),
             "method": Choice(name=name, **method.model_dump(exclude={"local"})),
             "tuner": Choice(name=run.tuner.name, **tuner),
             "labels": Choice(name=run.labels.name, **labels),

@@ -135,6 +135,7 @@ class Server:
 
 Pass = Callable[["Model", Me, Params], Reply]
 OWN = -1  # the server's own data answers to this number, where it has some
+CLUSTERED = "clustered."  # before a clustering's name, in a server's state: (2, n) a round's clients and their clusters
 
 
 class Each(Protocol):
@@ -229,6 +230,10 @@ class Method(BaseModel):
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """(B, C) logits of the server's model, of what is shared alone: LOCAL parameters have their first values."""
         return self.predict(model, theta, x)
+
+    def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(l_G, l_P), (B, C) each, of a method whose logits are the sum of a global and a personal branch's."""
+        raise UserError(f"{type(self).__name__} has no global and personal branch")
 
 
 def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: bool = False) -> dict[str, Scope]:

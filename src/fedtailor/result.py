@@ -54,6 +54,7 @@ def summarise(
         "worst_client": tested[-1]["personal"]["worst"] if tested else zero_shot[1].worst,
         "best": {name: best(tested, name) for name, _ in both(zero_shot)},
         f"last{LAST}": {name: last_mean(tested, name) for name, _ in both(zero_shot)},
+        "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
         "seconds": round(seconds, 2),
@@ -77,10 +78,12 @@ def best(tested: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
 
 
 def last_mean(tested: list[dict[str, Any]], name: str) -> dict[str, float | None] | None:
+    """Over the tests of the last ten rounds."""
     if not tested:
         return None
+    tested = [row for row in tested if row["round"] > tested[-1]["round"] - LAST]
     means: dict[str, float | None] = {}
     for number in NAMES:
-        known = [row[name][number] for row in tested[-LAST:] if row[name][number] is not None]
+        known = [row[name][number] for row in tested if row[name][number] is not None]
         means[number] = round(float(np.mean(known)), 4) if known else None
     return means

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .core import Server
+from .diagnostics import Round, measure, pseudo_labels
 from .engines.local import LocalEngine
 from .evaluate import score_clients, score_shared
 from .metrics import Score, mean_score
@@ -33,6 +34,8 @@ class Record:
     bytes_down: int
     seconds: float
     peak_rss_mb: float
+    pseudo: dict[str, Any] | None  # how good pseudo-labels are; None where labels are given, or truths unknown
+    diagnostics: dict[str, Any]  # by name, what the run is to record
 
     def row(self) -> dict[str, Any]:
         scores = {
@@ -57,13 +60,17 @@ def train(setup: Setup, store: Store | None = None, resume: bool = False) -> Ite
         if saved:
             server, engine = job.resumed(saved[0]), setup.engine(saved[1])
     engine = engine or setup.engine()
+    engine.traffic = [] if setup.run.record else None
     if store and server.round == 0:
         store.checkpoint(server, engine.clients, ())
     while server.round < setup.rounds:
         began = time.perf_counter()
         engine.visits.clear()
+        if engine.traffic:
+            engine.traffic.clear()
+        before, clients = server, dict(engine.clients)
         server, cohort = advance(setup, server, engine)
-        record = test(setup, server, engine, cohort, began)
+        record = test(Round(setup, before, server, clients, engine, cohort), began)
         if store:
             store.save_round(record.row(), engine.visits)
             store.checkpoint(server, engine.clients, [v.client for v in engine.visits])
@@ -83,17 +90,18 @@ def advance(setup: Setup, server: Server, engine: LocalEngine) -> tuple[Server, 
     return replace(method.round(server, cohort, engine), round=t + 1), cohort
 
 
-def test(setup: Setup, server: Server, engine: LocalEngine, cohort: list[int], began: float) -> Record:
-    run, job = setup.run, setup.job
+def test(seen: Round, began: float) -> Record:
+    setup, server, engine = seen.setup, seen.after, seen.engine
     shared = personal = None
     clients: list[Score] = []
-    if server.round % run.every == 0 or server.round == setup.rounds:
-        shared = score_shared(job, server, setup.tests)
-        clients = score_clients(job, server, engine.clients, setup.tests)
+    if server.round % setup.run.every == 0 or server.round == setup.rounds:
+        shared = score_shared(setup.job, server, setup.tests)
+        clients = score_clients(setup.job, server, engine.clients, setup.tests)
         personal = mean_score(clients)
+    diagnostics = measure(setup.run.record, replace(seen, shared=shared, personal=personal))
     return Record(
         round=server.round,
-        cohort=cohort,
+        cohort=list(seen.cohort),
         shared=shared,
         personal=personal,
         clients=tuple(score.overall for score in clients),
@@ -101,4 +109,6 @@ def test(setup: Setup, server: Server, engine: LocalEngine, cohort: list[int], b
         bytes_down=sum(v.bytes_down for v in engine.visits),
         seconds=round(time.perf_counter() - began, 4),
         peak_rss_mb=round(peak_rss_mb(), 1),
+        pseudo=pseudo_labels(setup, engine.clients),
+        diagnostics=diagnostics,
     )

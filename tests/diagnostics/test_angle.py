@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pytest import approx
+from seen_rounds import fedcopl, seen_round
 
 from fedtailor.descend import gradient_of
 from fedtailor.diagnostics import gradients
 from fedtailor.diagnostics.gradients import angle, angles, cosine, leaves
 from fedtailor.maths import task_loss
 from fedtailor.methods.fedpurel import alignment
-from seen_rounds import fedcopl, seen_round
 from world import world
 
 
 def test_cosine_by_hand() -> None:
     """(3, 4)·(4, 3) / 25 = 24/25; no direction, no cosine."""
     a, b = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
-    assert cosine(a, b) == approx(0.96)
-    assert cosine(a, -b) == approx(-0.96)
+    assert cosine(a, b) == pytest.approx(0.96)
+    assert cosine(a, -b) == pytest.approx(-0.96)
     assert cosine(a, 100 * a) == 1
     assert cosine(a, 0 * b) is None
     assert cosine(0 * a, b) is None
     assert cosine(a, 1e-5 * b) is None  # what is left of a zero when temperatures are found by bisection
-    assert cosine(a, 1e-3 * b) == approx(0.96)
+    assert cosine(a, 1e-3 * b) == pytest.approx(0.96)
 
 
 def test_angles_by_hand() -> None:
     """0, 90, 180 and 120 degrees: a mean of 97.5, two of four in conflict. The mean angle is not the mean's angle."""
     found = angles([1.0, 0.0, -1.0, -0.5])
-    assert found == {"degrees": approx(97.5), "cosine": -0.125, "conflict": 50, "clients": 4}
+    assert found == {"degrees": pytest.approx(97.5), "cosine": -0.125, "conflict": 50, "clients": 4}
     assert angles([]) == {"degrees": None, "cosine": None, "conflict": None, "clients": 0}
 
 
@@ -50,8 +49,8 @@ def test_a_round_of_fedavg(tuner: str) -> None:
         )(theta, batch)  # fmt: skip
         a, b = (torch.cat([found[n].flatten() for n in theta]) for found in (task, align))
         cosines.append(float(torch.nn.functional.cosine_similarity(a, b, dim=0)))
-    assert angle(seen)["cosine"] == approx(sum(cosines) / len(cosines), abs=1e-5)
-    assert angle(seen)["conflict"] == approx(100 * sum(c < 0 for c in cosines) / len(cosines))
+    assert angle(seen)["cosine"] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+    assert angle(seen)["conflict"] == pytest.approx(100 * sum(c < 0 for c in cosines) / len(cosines))
     assert angle(seen)["clients"] == len(seen.cohort) == 2
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pytest import approx
+from seen_rounds import seen_round
 
 from fedtailor.data.groups import Groups
 from fedtailor.diagnostics.branches import branches, owing, shares
 from fedtailor.errors import UserError
 from fedtailor.visit import Client
-from seen_rounds import seen_round
 from world import world
 
 
@@ -32,7 +31,7 @@ def test_shares_by_hand() -> None:
     found = shares(np.array([0, 1, 1, 3]), np.array([True, False, True, False]), groups)
     assert found == {
         "overall": {"global": 50, "personal": 50, "right": 4},
-        "head": {"global": approx(200 / 3), "personal": approx(100 / 3), "right": 3},
+        "head": {"global": pytest.approx(200 / 3), "personal": pytest.approx(100 / 3), "right": 3},
         "mid": {"global": None, "personal": None, "right": 0},
         "tail": {"global": 0, "personal": 100, "right": 1},
     }
@@ -53,7 +52,7 @@ def test_before_and_after_the_personal_part() -> None:
         right += int((said.numpy() == setup.tests.labels[part]).sum())
     assert found["overall"]["right"] == right > 0
     assert sum(found[group]["right"] for group in ("head", "mid", "tail")) == right
-    assert found["overall"]["global"] + found["overall"]["personal"] == approx(100)
+    assert found["overall"]["global"] + found["overall"]["personal"] == pytest.approx(100)
 
 
 def test_a_personal_branch_that_says_less() -> None:

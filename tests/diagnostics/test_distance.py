@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pytest import approx
+from seen_rounds import seen_round
 
-from fedtailor.diagnostics import distance, round as round_module
+from fedtailor.diagnostics import distance
+from fedtailor.diagnostics import round as round_module
 from fedtailor.diagnostics.distance import tkl
 from fedtailor.methods.fedpurel import alignment
-from seen_rounds import seen_round
 from world import world
 
 
@@ -23,8 +23,8 @@ def test_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_module, "CHUNK", 4)
     found = tkl(seen)
     assert found == {
-        "tkl": approx(float(alignment("tkl", z, f)), rel=1e-4),
-        "kl": approx(float(alignment("kl", z, f)), rel=1e-4),
+        "tkl": pytest.approx(float(alignment("tkl", z, f)), rel=1e-4),
+        "kl": pytest.approx(float(alignment("kl", z, f)), rel=1e-4),
         "pictures": len(x),
     }
     assert len(x) % 4
@@ -53,4 +53,4 @@ def test_an_untrained_lora_is_zero_shot_clip() -> None:
     seen = seen_round(world("fedavg", "lora"))
     assert tkl(seen)["kl"] > 1e-7
     untrained = type(seen)(seen.setup, seen.before, seen.before, seen.clients, seen.engine, seen.cohort)
-    assert tkl(untrained)["kl"] == approx(0, abs=1e-7)
+    assert tkl(untrained)["kl"] == pytest.approx(0, abs=1e-7)

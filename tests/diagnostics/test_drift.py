@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from pytest import approx
+from seen_rounds import fedcopl, seen_round
 
 from fedtailor.core import OWN
 from fedtailor.diagnostics.drift import changed, drift, own_towers, rows, spread, towers
 from fedtailor.setup import Setup
-from seen_rounds import fedcopl, seen_round
-from world import JOINS, TUNERS, world
+from fedtailor.tuners import TUNERS
+from world import JOINS, world
 
 CAPT = "coupled+class_prompt"
 
@@ -21,15 +23,15 @@ def test_spread_by_hand() -> None:
     (3, 4), (4, 3): 50 / 98 and 1 − 24/25; a third, (−7, −7), undoes the sum: cosines 0.96, −0.9899, −0.9899
     """
     m = torch.tensor([[3.0, 4.0], [4.0, 3.0]], dtype=torch.float64)
-    assert spread(m) == {"diversity": approx(50 / 98), "cosine_distance": approx(0.04), "clients": 2}
+    assert spread(m) == {"diversity": pytest.approx(50 / 98), "cosine_distance": pytest.approx(0.04), "clients": 2}
     undone = torch.cat([m, -m.sum(0, keepdim=True)])
     assert spread(undone) == {
         "diversity": None,
-        "cosine_distance": approx(1 - (0.96 - 2 * 49 / (5 * 98**0.5)) / 3),
+        "cosine_distance": pytest.approx(1 - (0.96 - 2 * 49 / (5 * 98**0.5)) / 3),
         "clients": 3,
     }
     assert spread(m[:1]) == {"diversity": 1, "cosine_distance": None, "clients": 1}
-    assert spread(torch.cat([m, 0 * m]))["cosine_distance"] == approx(0.04)  # type: ignore[index]  # no direction
+    assert spread(torch.cat([m, 0 * m]))["cosine_distance"] == pytest.approx(0.04)  # type: ignore[index]  # no direction
     assert spread(0 * m) == {"diversity": None, "cosine_distance": None, "clients": 2}
     assert spread(None) is None
 
@@ -53,6 +55,13 @@ def test_every_tuner_parameter_has_a_tower(tuner: str) -> None:
     assert found == {name: known.get(name.split(".")[0], "image") for name in found}
 
 
+def test_deep_contexts_are_text() -> None:
+    """Those of later layers too, which no class sentence begins with."""
+    found = own_towers(world("fedavg", "coupled", **{"tuner.depth": 2}).job.model)
+    assert {name for name in found if found[name] == "text"} == {"general.ctx", "general.deep1"}
+    assert found["couple.1.weight"] == "image"
+
+
 def test_a_methods_prefix_changes_no_tower() -> None:
     """FedPuReL's two branches are one tower each; a parameter beside the tuner's has none."""
     job = world("fedpurel", "text_prompt").job
@@ -68,9 +77,9 @@ def test_a_round_of_fedavg() -> None:
     found = drift(seen)
     for tower, name in (("text", "text.ctx"), ("image", "visual.ctx")):
         moved = torch.stack([(tuned[k][name] - seen.before.params[name]).double().flatten() for k in seen.cohort])
-        assert found[tower]["diversity"] == approx(float(moved.square().sum() / moved.sum(0).square().sum()))
+        assert found[tower]["diversity"] == pytest.approx(float(moved.square().sum() / moved.sum(0).square().sum()))
         a, b = moved
-        assert found[tower]["cosine_distance"] == approx(1 - float(a @ b / (a.norm() * b.norm())))
+        assert found[tower]["cosine_distance"] == pytest.approx(1 - float(a @ b / (a.norm() * b.norm())))
     assert found["all"]["diversity"] not in (found["text"]["diversity"], found["image"]["diversity"])
     assert found["all"]["clients"] == 2
 
@@ -84,7 +93,7 @@ def test_what_stays_with_a_client_counts() -> None:
             for k in seen.cohort
         ]
     )
-    assert drift(seen)["text"]["diversity"] == approx(float(moved.square().sum() / moved.sum(0).square().sum()))
+    assert drift(seen)["text"]["diversity"] == pytest.approx(float(moved.square().sum() / moved.sum(0).square().sum()))
     assert drift(seen)["image"]["clients"] == 4
 
 
@@ -118,6 +127,9 @@ def test_what_a_client_holds_back_counts() -> None:
 
 
 def test_the_servers_own_data_is_no_client() -> None:
-    seen = seen_round(capt(**{"data.server": 0.3}))
-    assert OWN in {traffic.client for traffic in seen.engine.traffic or []}
-    assert drift(seen)["all"]["clients"] == 4
+    """Not even if a pass trained on it."""
+    seen = seen_round(world("fedavg", "text_prompt"))
+    found, traffic = drift(seen), seen.engine.traffic
+    assert traffic is not None
+    traffic.append(replace(traffic[0], client=OWN))
+    assert drift(seen) == found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
-from pytest import approx
+from seen_rounds import seen_round
 
 from fedtailor.diagnostics import pseudo_labels
 from fedtailor.diagnostics.labels import labels, quality
@@ -14,7 +15,6 @@ from fedtailor.labelers.base import INDEX, LABEL
 from fedtailor.result import summarise
 from fedtailor.train import train
 from fedtailor.visit import Client
-from seen_rounds import seen_round
 from world import CLIENTS, NAMES, dataset, world
 
 
@@ -24,7 +24,12 @@ def test_quality_by_hand() -> None:
     All: 2 of 3 labels right, 2 of 5 pictures covered. Class 0: 1 of 2 and 1 of 2. Class 2: nothing of 1.
     """
     truth, picture, y = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 2]), np.array([0, 1, 1])
-    assert quality(truth, picture, y) == {"accuracy": approx(200 / 3), "coverage": 40, "labelled": 2, "samples": 5}
+    assert quality(truth, picture, y) == {
+        "accuracy": pytest.approx(200 / 3),
+        "coverage": 40,
+        "labelled": 2,
+        "samples": 5,
+    }
     assert quality(truth, picture, y, truth == 0) == {"accuracy": 50, "coverage": 50, "labelled": 1, "samples": 2}
     assert quality(truth, picture, y, truth == 2) == {"accuracy": None, "coverage": 0, "labelled": 0, "samples": 1}
     assert quality(truth, picture, y, truth == 3) == {"accuracy": None, "coverage": None, "labelled": 0, "samples": 0}
@@ -40,7 +45,12 @@ def test_labels_count_in_a_clients_own_pictures() -> None:
     for said, accuracy in ((second, 100), ((second + 1) % len(NAMES), 0)):
         clients[2] = Client(memory={INDEX: torch.tensor([1]), LABEL: torch.tensor([said])})
         found = pseudo_labels(setup, clients)
-        assert found == {"accuracy": accuracy, "coverage": approx(100 / len(truths)), "labelled": 1, "samples": 45}
+        assert found == {
+            "accuracy": accuracy,
+            "coverage": pytest.approx(100 / len(truths)),
+            "labelled": 1,
+            "samples": 45,
+        }
 
 
 def test_zero_shot_labels() -> None:
@@ -54,13 +64,13 @@ def test_zero_shot_labels() -> None:
     assert found is not None
     assert found["overall"] == pseudo_labels(setup, seen.engine.clients)
     assert found["overall"] == {
-        "accuracy": approx(100 * np.mean(said == truths)), "coverage": 100, "labelled": 45, "samples": 45,
+        "accuracy": pytest.approx(100 * np.mean(said == truths)), "coverage": 100, "labelled": 45, "samples": 45,
     }  # fmt: skip
     for name, classes in setup.groups.items():
         of = np.isin(truths, classes)
-        assert found[name]["accuracy"] == approx(100 * np.mean((said == truths)[of]))
+        assert found[name]["accuracy"] == pytest.approx(100 * np.mean((said == truths)[of]))
     for share, client in zip(setup.federation.shares, found["clients"], strict=True):
-        assert client["accuracy"] == approx(100 * np.mean((said == truths)[share.train]))
+        assert client["accuracy"] == pytest.approx(100 * np.mean((said == truths)[share.train]))
         assert client["samples"] == len(share.train)
     assert len({client["accuracy"] for client in found["clients"]}) > 1
 
@@ -77,11 +87,11 @@ def test_truths_that_nobody_has() -> None:
 
 def test_every_record_and_the_summary() -> None:
     """Always there where labels are not given, asked for or not."""
-    setup = world("fedavg", "text_prompt", labels="fpl", **{"labels.k": 2})
+    setup = world("fedavg", "text_prompt", labels="fpl", **{"labels.k": 1})
     rows = [record.row() for record in train(setup)]
     assert all(row["diagnostics"] == {} for row in rows)
-    assert rows[-1]["pseudo"]["labelled"] == 2 * len(NAMES) * CLIENTS  # each client's boards are full
-    assert rows[-1]["pseudo"]["coverage"] == approx(100 * rows[-1]["pseudo"]["labelled"] / 45)
+    assert rows[-1]["pseudo"]["labelled"] == len(NAMES) * CLIENTS  # each client's boards are full
+    assert rows[-1]["pseudo"]["coverage"] == pytest.approx(100 * rows[-1]["pseudo"]["labelled"] / 45)
     score = next(iter(train(setup))).shared
     assert score is not None
     summary = summarise(setup.run, (score, score), rows, None, 1.0, 1.0)

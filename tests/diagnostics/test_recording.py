@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytest import approx
 
 from fedtailor import catalogue
 from fedtailor.config import make_run, parse, read_toml
@@ -154,7 +153,7 @@ def test_traffic_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> N
 def test_evenness_by_hand() -> None:
     """Classes at 100, 50 and 0 percent: a deviation of √(5000/3); a class without test pictures counts nowhere."""
     score = Score(50, None, None, None, 40, 33.5, per_class=(100.0, None, 50.0, 0.0))
-    assert evenness(score) == {"balancedness": 33.5, "std": approx((5000 / 3) ** 0.5)}
+    assert evenness(score) == {"balancedness": 33.5, "std": pytest.approx((5000 / 3) ** 0.5)}
     assert evenness(Score(None, None, None, None, None, None, per_class=(None,))) == {"balancedness": None, "std": None}
     assert evenness(None) is None
 
@@ -168,5 +167,18 @@ def test_balance_is_of_tested_rounds() -> None:
 
 
 def test_the_page_names_them_all() -> None:
-    page = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
+    page, _ = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text().split("## Details")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(DIAGNOSTICS)
+
+
+def test_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs on what two runs have written, and draws a picture."""
+    page = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for name in ("promptfl", "fedpurel"):
+        setup = world(name, "text_prompt", record="angle", rounds=2)
+        list(train(setup, Store.create(tmp_path / "runs" / name, setup.run, {})))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(code, {})
+    assert (tmp_path / "angle.png").stat().st_size > 5000

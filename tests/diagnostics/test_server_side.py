@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from pytest import approx
+import pytest
+from seen_rounds import seen_round
 
 from fedtailor.clustering import cluster_diverse, cluster_similar
-from fedtailor.diagnostics import Round
 from fedtailor.diagnostics.server import bandit, clusters
 from fedtailor.setup import Setup
-from seen_rounds import seen_round
 from world import world
 
 
@@ -40,17 +41,17 @@ def test_clusters_of_the_cohort_alone() -> None:
 
 
 def test_clusters_of_a_method_that_notes_nothing() -> None:
-    """Those that the server has."""
+    """Those that the server has; a client of the cohort may be in none."""
     seen = seen_round(world("fedavg", "text_prompt"))
-    of = {"mine": {k: 10 + k for k in range(4)}}
-    after = type(seen.after)(1, seen.after.params, {"mine": {10: {}}}, of)
-    again = Round(seen.setup, seen.before, after, seen.clients, seen.engine, seen.cohort)
-    assert clusters(again) == {"mine": {str(k): 10 + k for k in seen.cohort}}
+    one, _ = seen.cohort
+    away = next(k for k in range(4) if k not in seen.cohort)
+    after = replace(seen.after, cluster_of={"mine": {one: 10, away: 11}})
+    assert clusters(replace(seen, after=after)) == {"mine": {str(one): 10}}
 
 
 def test_the_bandit_round_by_round() -> None:
     """Arms as drawn; a reward and a lesson only in rounds that end in a global aggregation."""
-    setup, values = capt(), [dict.fromkeys("1 2 3 5 7 10".split(), 0.0)]
+    setup, values = capt(seed=4), [dict.fromkeys(("1", "2", "3", "5", "7", "10"), 0.0)]
     for number in range(1, 7):
         seen = seen_round(setup, number)
         found = bandit(seen)
@@ -62,7 +63,7 @@ def test_the_bandit_round_by_round() -> None:
         if found["aggregated"]:
             old = expected[str(arm)]
             expected[str(arm)] = old + 0.1 * 0.95**t * (found["reward"] - old)  # Eq. 7
-        assert found["values"] == approx(expected)
+        assert found["values"] == pytest.approx(expected)
         values.append(found["values"])
-    assert sum(found["pulls"].values()) == sum(a != b for a, b in zip(values, values[1:], strict=False))
-    assert any(a == b for a, b in zip(values, values[1:], strict=False))  # a round without aggregation was among them
+    assert sum(found["pulls"].values()) == sum(a != b for a, b in pairwise(values))
+    assert any(a == b for a, b in pairwise(values))  # a round without aggregation was among them

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pytest import approx
+from seen_rounds import seen_round
 
 from fedtailor.diagnostics import gradients
 from fedtailor.diagnostics.gradients import decomposed, sample_gradients, variance
 from fedtailor.maths import task_loss
-from seen_rounds import seen_round
 from world import world
 
 Pairs = list[tuple[torch.Tensor, int]]
@@ -53,7 +52,7 @@ def test_clients_count_the_same_whatever_their_size() -> None:
     """π is the mean of π^k, as ∇F is of ∇F_k: (2/3, 1/3), (0, 1) → (1/3, 2/3), Δ² = (2/9 + 2/9)/2."""
     found = decomposed([client(((1,), 0), ((1,), 0), ((1,), 1)), client(((1,), 1)), []], C=2)
     assert found is not None
-    assert found["delta_pi2"] == approx(2 / 9)
+    assert found["delta_pi2"] == pytest.approx(2 / 9)
     assert (found["clients"], found["samples"]) == (2, 4)
 
 
@@ -71,17 +70,17 @@ def test_lemma_1_and_2_on_random_gradients(seed: int) -> None:
     found = decomposed([list(zip(torch.from_numpy(g), c.tolist(), strict=True)) for g, c in drawn], C=4)
     assert found is not None
     means = np.stack([g.mean(0) for g, _ in drawn])
-    assert found["total"] == approx(np.mean([np.square(g - means.mean(0)).sum(1).mean() for g, _ in drawn]))
-    assert found["sigma2"] == approx(np.mean([np.square(g - g.mean(0)).sum(1).mean() for g, _ in drawn]))
-    assert found["delta2"] == approx(np.square(means - means.mean(0)).sum(1).mean())
+    assert found["total"] == pytest.approx(np.mean([np.square(g - means.mean(0)).sum(1).mean() for g, _ in drawn]))
+    assert found["sigma2"] == pytest.approx(np.mean([np.square(g - g.mean(0)).sum(1).mean() for g, _ in drawn]))
+    assert found["delta2"] == pytest.approx(np.square(means - means.mean(0)).sum(1).mean())
     assert found["gap"] < 1e-12
     everything, classes = np.concatenate([g for g, _ in drawn]), np.concatenate([c for _, c in drawn])
     by_class = np.stack([everything[classes == c].mean(0) for c in range(4)])
-    assert found["G"] == approx(np.linalg.norm(by_class, axis=1).max(), rel=1e-5)
+    assert found["G"] == pytest.approx(np.linalg.norm(by_class, axis=1).max(), rel=1e-5)
     pi = np.stack([np.bincount(c, minlength=4) / len(c) for _, c in drawn])
-    assert found["delta_pi2"] == approx(np.square(pi - pi.mean(0)).sum(1).mean())
+    assert found["delta_pi2"] == pytest.approx(np.square(pi - pi.mean(0)).sum(1).mean())
     explained = np.square((pi - pi.mean(0)) @ by_class).sum(1).mean()
-    assert found["delta2_classes"] == approx(explained, rel=1e-5)
+    assert found["delta2_classes"] == pytest.approx(explained, rel=1e-5)
     assert found["delta2_classes"] <= found["bound_C"]
 
 

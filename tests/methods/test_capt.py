@@ -212,7 +212,10 @@ def test_golden_aggregation_step_by_step() -> None:
 def test_golden_global_aggregation() -> None:
     """The whole server side: the released clusterings (four of each kind), their means, and the united model."""
     g, replies, server = golden_round()
-    method = CAPT(n_similar=len(set(g["sim_labels"].tolist())), n_diverse=len(set(g["het_labels"].tolist())))
+    clusters = {
+        f"n_{name}": len(set(g[f"{key}_labels"].tolist())) for name, key in (("similar", "sim"), ("diverse", "het"))
+    }
+    method = CAPT(floor=0.1, **clusters)
     shares = server.state["counts"].double()
     shares = shares / shares.sum(1, keepdim=True)
     assert ((shares > 0.1) == (g["proportions"] > 0.1)).all()  # rounding to counts moved none across the floor

@@ -112,7 +112,8 @@ def test_numbers_of_clients_and_joining_rates(clients: int, fraction: float) -> 
 
 
 def test_with_labels_given_it_is_partial_averaging_alone() -> None:
-    setup = small(rounds=1, labels="given")
+    few = {"clients": 4, "rounds": 1, "epochs": 1, "tuner.text_prompt.length": 4}
+    setup = world(run=make_run("fedcopl", {"labels": "given", **few}))
     assert setup.job.labeler is None
     server, _ = advance(setup, setup.job.first_server(), setup.engine())
     assert not torch.equal(server.params["visual.ctx"], setup.job.start["visual.ctx"])

@@ -12,8 +12,10 @@ Departures:
   together (diverse=kmeans is the print). Three similarity and four heterogeneity clusters, the best of Fig. 6.
 - A cluster's copy stays with its members, and F_k with its client, until the next global aggregation (F_k does not
   travel in between). The last round always aggregates.
-- Global aggregation starts from the clusters' means; class-aware rows are averaged over clients that hold more than
-  `floor` of their samples in that class, unweighted, and stay where nobody does (as released, unmentioned in print).
+- Global aggregation starts from the clusters' means; class-aware rows are averaged, unweighted, over the clients that
+  have the class, and stay where nobody does. The released code counts those with more than 10% of it (floor).
+- P_g has three rows and P_c one, which starts as the word "a": four in all, as released, where it is 1 + 3 at random.
+  Rows of rare classes hardly move from where they start (docs/decisions/0007).
 - The bandit's reward is measured on the server's own data, or on a slice that each client holds out; preset=released
   uses the test set, as that code does. One arm is drawn a round; the released code draws four and uses one.
 - preset=released: raw prompt vectors in place of text features in L_ge and L_ca, no row mask (its mask comes after the
@@ -85,7 +87,7 @@ class CAPT(Method):
     )
     n_similar: int = Field(3, ge=1, description="similarity clusters (Fig. 6)")
     n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
-    floor: float = Field(0.1, ge=-1, lt=1, description="share of a class above which a client's rows count; -1: FedAvg")
+    floor: float = Field(0.0, ge=-1, lt=1, description="share of a class above which a client's rows count; -1: FedAvg")
     bandit: bool = Field(True, description="false: global aggregation every `period` rounds (Table 5)")
     period: int = Field(1, ge=1, description="rounds between global aggregations without the bandit")
     draws: int = Field(1, ge=1, description="arms drawn a round, of which the last counts; released: 4")

@@ -1,9 +1,9 @@
 """FedCoPL: no labels at all. Cooperative pseudo-labels, visual prompts that are averaged, text prompts that stay.
 
 Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025.
-Notation: P^v → visual.ctx, P^t → text.ctx, D̃_k → me.data under the labels of labelers/copl.py (Eqs. 2–3), ñ_k → weight.
+Notation: P^v → visual.ctx, P^t → text.ctx, D~_k → me.data under the labels of labelers/copl.py (Eqs. 2–3), n~_k → weight.
 Departures:
-- ñ_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
+- n~_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
 - Batch 64, weight decay 0.05, 11 × 5 visual and 16 text tokens are in the released code only.
 - The rate falls along a cosine over the rounds between two labelings and starts anew with each, as released.
 - preset=released carries momentum on from client to client (local.carry), as that code does.
@@ -24,6 +24,6 @@ class FedCoPL(Method):
     share_text: bool = Field(False, description="average the text prompts too; false: they stay (Table 6)")
 
     def scopes(self, theta: Params) -> dict[str, Scope]:
-        """Eq. 5 minimises over one P^v and K times P^t; Eq. 4, the average by ñ_k, is FedAvg's own."""
+        """Eq. 5 minimises over one P^v and K times P^t; Eq. 4, the average by n~_k, is FedAvg's own."""
         visual, text = (GLOBAL if shared else LOCAL for shared in (self.share_visual, self.share_text))
         return resolve({"visual.*": visual, "text.*": text}, theta)
