@@ -292,3 +292,13 @@ def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         folder = cli.new_folder("x")
         assert folder == Path("runs") / expected
         folder.mkdir(parents=True)
+
+
+def test_made_labels_are_told_of(call: Call, words: list[str]) -> None:
+    """How many there were and how many were right, after the table and in the JSON."""
+    told = call("run", "promptfl", *words, "labels=zeroshot", "--out", "z")
+    assert "pseudo-labels by zeroshot: " in told.out
+    rounds = [json.loads(line) for line in Path("z/rounds.jsonl").read_text().splitlines()]
+    assert all(row["pseudo"]["coverage"] == 100 for row in rounds)
+    assert json.loads(Path("z/result.json").read_text())["pseudo_labels"] == rounds[-1]["pseudo"]
+    assert "pseudo-labels" not in call("run", "promptfl", *words, "--out", "y").out

@@ -130,11 +130,11 @@ def vit_b_16(name: str, **settings: Any) -> Params:
     run = make_run(name, settings)
     tuner = run.make_tuner()
     clip = SimpleNamespace(
-        text=SimpleNamespace(width=512, transformer=range(12)),
+        text=SimpleNamespace(width=512, transformer=range(12), token_embedding=torch.nn.Embedding(1, 512)),
         vision=SimpleNamespace(width=768, prompt_width=768, layers=12),
         shape=SimpleNamespace(embed=512, text_width=512),
     )
-    model: Any = SimpleNamespace(clip=clip, classes=100, tokenizer=None)
+    model: Any = SimpleNamespace(clip=clip, classes=100, tokenizer=lambda words: [0 for _ in words.split()])
     model.init = lambda rng: tuner.init(model, rng)
     return run.make_method().init(model, torch.Generator())
 
@@ -149,8 +149,11 @@ def test_sizes_of_what_is_sent(page: Path) -> None:
 
 def test_sums_of_what_is_sent() -> None:
     pages = {page.stem: page.read_text() for page in METHOD_PAGES}
-    everything = sum(value.numel() for value in vit_b_16("capt").values())
-    assert f"| {everything:,} | {4 * everything:,} |" in pages["capt"]
+    published, released = (
+        sum(v.numel() for v in vit_b_16("capt", preset=p).values()) for p in ("published", "released")
+    )
+    assert f"| {published:,} | {4 * published:,} |" in pages["capt"]
+    assert f"{released:,} in all" in pages["capt"]
     for tuner in ("lora", "adapter"):
         theta = vit_b_16("fedpurel", tuner=tuner)
         assert f"{sum(v.numel() for n, v in theta.items() if n.startswith('global.')):,}" in pages["fedpurel"]

@@ -138,3 +138,46 @@ def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
     first, second = epochs(0)
     assert not torch.allclose(first, second)
     assert all(torch.equal(a, b) for a, b in zip(epochs(0), (first, second), strict=True))
+
+
+def test_views_show_every_picture_in_order_without_labels() -> None:
+    plain = CachedPool(VALUES * 10)
+    shelf = Shelf(CachedPool(VALUES), np.array([3, 1, 4, 0, 9]), None, 3, plain=plain)
+    views = list(shelf.views(size=2))
+    assert [len(view.x) for view in views] == [2, 2, 1]
+    assert torch.cat([view.index for view in views]).tolist() == [0, 1, 2, 3, 4]
+    assert torch.cat([view.x for view in views]).tolist() == VALUES[[3, 1, 4, 0, 9]].tolist()
+    assert torch.cat([view.plain for view in views]).tolist() == (VALUES * 10)[[3, 1, 4, 0, 9]].tolist()
+    assert not hasattr(views[0], "y")
+    assert list(Shelf(CachedPool(VALUES), np.empty(0, np.int64), None, 3).views()) == []
+
+
+def test_other_labels_on_some_of_the_pictures() -> None:
+    """A labeler's choice: some pictures, one of them twice, each with its label and candidates."""
+    shelf = Shelf(CachedPool(VALUES), np.array([3, 1, 4]), None, 3)
+    candidates = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 1, 1]])
+    part = shelf.labelled(torch.tensor([2, 0, 2]), torch.tensor([2, 1, 1]), candidates)
+    assert (len(part), part.counts().tolist()) == (3, [0, 2, 1])
+    (batch,) = part.batches(8, False, generator(0))
+    for row, place in enumerate(batch.index.tolist()):
+        assert batch.x[row].tolist() == VALUES[[4, 3, 4]][place].tolist()
+        assert batch.y[row] == [2, 1, 1][place]
+        assert batch.candidates is not None
+        assert batch.candidates[row].tolist() == candidates[place].tolist()
+    with pytest.raises(UserError, match="no labels"):
+        _ = shelf.labels
+
+
+@pytest.mark.parametrize(("n", "held"), [(0, 0), (1, 0), (9, 0), (10, 1), (29, 2), (30, 3)])
+def test_a_held_out_slice_is_every_tenth(n: int, held: int) -> None:
+    """The two parts are disjoint, the same every time, and hold everything."""
+    values = np.arange(n, dtype=np.float32)[:, None]
+    shelf = Shelf(CachedPool(values), np.arange(n), np.zeros(n, np.int64), 1)
+
+    def pictures(part: Shelf) -> list[float]:
+        return [float(x) for view in part.views() for x in view.x.flatten()]
+
+    rest, slice_ = shelf.split(0.1)
+    assert (len(rest), len(slice_)) == (n - held, held)
+    assert sorted(pictures(rest) + pictures(slice_)) == list(range(n))
+    assert pictures(slice_) == pictures(shelf.split(0.1)[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -253,3 +253,19 @@ def test_bytes_are_counted() -> None:
     (visited,) = each.visits
     assert (visited.bytes_down, visited.bytes_up) == (32, 12)
     assert (visited.client, visited.pass_, visited.samples, visited.weight) == (0, "leaky", 3, 3.0)
+
+
+def test_the_privacy_step_is_the_last_thing_before_leaving() -> None:
+    """Whatever a guard makes of a reply is what leaves; what stays is untouched by it."""
+    blurred = replace(job(), guard=lambda reply, rng: Reply({"g": reply.params["g"] * 0}, 1.0, {}))
+    up, stays = visit(blurred, 3, Task("leaky", 0, blurred.first_server().params), Client(), NoData())
+    assert up.params["g"].tolist() == [0.0, 0.0]
+    assert (up.weight, up.stats) == (1.0, {})
+    assert stays.local["l"].tolist() == [SECRET, SECRET]
+
+
+def test_a_pass_that_nobody_has() -> None:
+    it = job()
+    for address in ("nothing", "labels.vote"):
+        with pytest.raises(UserError, match=f"there is no pass '{address}' here"):
+            visit(it, 0, Task(address, 0, it.first_server().params), Client(), NoData())

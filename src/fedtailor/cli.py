@@ -62,7 +62,7 @@ def run(
     with waiting("starting", quiet):
         from . import api
         from .progress import Progress
-        from .report.tables import result_table, size
+        from .report.tables import pseudo_line, result_table, size
 
     if resume:
         if words or out or seed is not None:
@@ -84,6 +84,8 @@ def run(
     s = result.summary
     console = Console()
     console.print(result_table(s))
+    if s["pseudo_labels"]:
+        console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
     console.print(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
         f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",

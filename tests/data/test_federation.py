@@ -32,3 +32,25 @@ def test_unlabelled_pictures_have_sizes_but_no_counts() -> None:
     assert federation.sizes.tolist() == [2, 2]
     with pytest.raises(UserError, match="have no labels"):
         _ = federation.counts
+
+
+def test_the_servers_part_is_taken_off_before_dealing() -> None:
+    """A fifth stays with the server, the same one for the same seed; clients and server together have everything."""
+    dataset = toy([12, 8, 5], [2, 2, 2])
+    found = federate(dataset, Iid(), 3, seed=1, server_part=0.2)
+    assert found.server is not None
+    n = len(dataset.train)
+    assert len(found.server) == int(0.2 * n)
+    assert len(found.dataset.train) == n - int(0.2 * n) == found.sizes.sum()
+    assert found.server.labels is not None
+    assert found.dataset.train.labels is not None
+    together = np.concatenate([found.server.labels, found.dataset.train.labels])
+    assert sorted(together) == sorted(dataset.train.labels)  # type: ignore[arg-type]
+    again = federate(dataset, Iid(), 3, seed=1, server_part=0.2).server
+    assert again is not None
+    assert again.images.fingerprint == found.server.images.fingerprint
+    with pytest.raises(UserError, match="leaves nothing on one side"):
+        federate(dataset, Iid(), 3, seed=1, server_part=1e-6)
+    bare = replace(dataset, train=replace(dataset.train, labels=None))
+    with pytest.raises(UserError, match="no training labels to validate with"):
+        federate(bare, Iid(), 3, seed=1, server_part=0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from fedtailor import catalogue
 from fedtailor.config import make_run, parse, read_toml
 from fedtailor.core import Params
-from fedtailor.diagnostics import DIAGNOSTICS, NEEDS
+from fedtailor.diagnostics import DIAGNOSTICS, NEEDS, Round
 from fedtailor.diagnostics.scores import evenness
 from fedtailor.engines.local import LocalEngine
 from fedtailor.errors import UserError
@@ -21,6 +22,7 @@ from fedtailor.metrics import Score
 from fedtailor.setup import Setup
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import train
+from fedtailor.visit import Client
 from world import world
 
 ANY = ("angle", "tkl", "drift", "balance", "variance")  # of any method
@@ -148,6 +150,23 @@ def test_traffic_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> N
     assert engines[-1].traffic is None
     list(train(world("fedavg", "text_prompt", record="balance")))
     assert [t.task.round for t in engines[-1].traffic or []] == [2, 2]
+
+
+def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loop hands over as the state before a round is that after the one before, at server and clients."""
+    given: list[tuple[Round, dict[int, Client]]] = []
+
+    def listening(names: object, seen: Round) -> dict[str, Any]:
+        given.append((seen, dict(seen.engine.clients)))
+        return {}
+
+    monkeypatch.setattr("fedtailor.train.measure", listening)
+    list(train(world("fedavg", "text_prompt", record="drift")))
+    for (last, ended), (seen, _) in pairwise(given):
+        assert seen.before is last.after
+        assert all(seen.clients[k] is ended[k] for k in ended)
+        assert all(seen.clients[k] is not seen.engine.clients[k] for k in seen.cohort)
+        assert seen.before.round + 1 == seen.after.round
 
 
 def test_evenness_by_hand() -> None:

@@ -45,6 +45,12 @@ def result_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
+    """How good the labels were that a labeler made, at the end."""
+    right = "none" if found["accuracy"] is None else f"{found['accuracy']:.1f}%"
+    return f"pseudo-labels by {labeler}: {right} right; {found['labelled']} of {found['samples']} pictures have one"
+
+
 def size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
