@@ -243,7 +243,7 @@ def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
 
 def test_momentum_can_be_handed_on() -> None:
     """Two clients of two steps each, momentum handed on, move as one of four steps does; without it they do not."""
-    local = Local(lr=0.1, momentum=0.5, weight_decay=0.0, carry=True)
+    local = Local(lr=0.1, momentum=0.5, weight_decay=0.0, carry="shared")
     theta, velocity = {"w": torch.tensor([1.0], dtype=torch.float64)}, dict[str, Tensor]()
     for _ in range(2):
         theta = descend(gradient_of(bowl), theta, Steps(2), local, 0, generator(0), velocity=velocity)
@@ -258,4 +258,4 @@ def test_momentum_can_be_handed_on() -> None:
 @pytest.mark.parametrize("settings", [{"optimiser": "adam"}, {"momentum": 0.0}])
 def test_only_sgd_has_a_momentum_to_carry(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="carry needs sgd"):
-        Local.model_validate({"carry": True, **settings})
+        Local.model_validate({"carry": "shared", **settings})

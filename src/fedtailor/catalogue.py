@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -24,6 +25,7 @@ from .methods import METHODS
 from .tuners import TUNERS, tuner_names
 
 Row = dict[str, Any]
+UNIONS = (Union, UnionType)
 
 
 def methods() -> list[Row]:
@@ -216,8 +218,14 @@ def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without
 def allowed(field: FieldInfo) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [f"{signs[a]} {getattr(m, a)}" for m in field.metadata for a in signs if hasattr(m, a)]
-    choices = getattr(field.annotation, "__args__", ()) if "Literal" in str(field.annotation) else ()
-    return ", ".join(bounds) or " | ".join(map(str, choices))
+    return ", ".join(bounds) or " | ".join(choices(field.annotation))
+
+
+def choices(kind: Any) -> list[str]:
+    """The words of a Literal, also within a union."""
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [word for part in get_args(kind) for word in choices(part)] if get_origin(kind) in UNIONS else []
 
 
 def method_page(facts: Row) -> RenderableType:

@@ -160,7 +160,8 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     if chosen != entry.tuner:  # another tuner: what is set for the method's own does not fit it
         own = [key for layer in layers for key in layer if key.startswith("tuner.") and key != "tuner.name"]
         layers = [{key: value for key, value in layer.items() if key not in own} for layer in layers]
-    layers += [values for (when, tuner), values in entry.when.items() if tuner == chosen and when in ("", preset)]
+    for when in ("", preset):  # what holds for this tuner with any preset, then with this one
+        layers += [values for (of, tuner), values in entry.when.items() if (of, tuner) == (when, chosen)]
     layers.append({partition_key(key, partition): value for key, value in given.items()})
     document: dict[str, Any] = {}
     for layer in layers:

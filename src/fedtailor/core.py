@@ -132,6 +132,22 @@ class Server:
             down[name] = value if group is None else self.clusters[where][group].get(name, value)
         return down
 
+    def remember(self, **what: Tensor) -> Server:
+        return replace(self, state={**self.state, **what})
+
+    def regrouped(self, name: str, groups: Mapping[int, int], copies: Mapping[int, Params]) -> Server:
+        """Some clients (client → group) in new clusters of that clustering, which are numbered like no earlier one.
+
+        Clusters that lose all their members by it are forgotten. The state notes who was put where in this round.
+        """
+        first = self.round * self.clients
+        new = {k: first + group for k, group in groups.items()}
+        of = {**self.cluster_of.get(name, {}), **new}
+        held = {**self.clusters.get(name, {}), **{first + group: copy for group, copy in copies.items()}}
+        held = {cluster: copy for cluster, copy in held.items() if cluster in of.values()}
+        server = replace(self, clusters={**self.clusters, name: held}, cluster_of={**self.cluster_of, name: of})
+        return server.remember(**{CLUSTERED + name: torch.tensor([list(groups), list(groups.values())])})
+
 
 Pass = Callable[["Model", Me, Params], Reply]
 OWN = -1  # the server's own data answers to this number, where it has some
@@ -183,13 +199,13 @@ class Method(BaseModel):
         fixed = {name for name, scope in self.scopes(theta).items() if scope == FIXED}
         return self.descent(self.gradient(model, {**theta, **me.inbox}), me, theta, me.data, fixed)
 
-    def descent(
-        self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()
-    ) -> Reply:
+    def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()) -> Reply:
         """The reply of a client that follows a gradient over its data."""
-        velocity = handed(me.inbox) if self.local.carry else None
+        velocity = None if self.local.carry == "no" else handed(me.inbox)
         trained = descend(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
-        return Reply(trained, weight=len(data), stats=handed_on(velocity or {}))
+        stays = {name for name, scope in self.scopes(theta).items() if scope == LOCAL}
+        goes = handed_on(velocity or {}, without=() if self.local.carry == "all" else stays)
+        return Reply(trained, weight=len(data), stats=goes)
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return replace(server, params={**server.params, **weighted_mean(replies)})
@@ -213,11 +229,9 @@ class Method(BaseModel):
         inbox: Mapping[int, Params] | None = None,
     ) -> tuple[Server, dict[int, Reply]]:
         """The cohort's replies to a pass: side by side, or one after the other where momentum is carried."""
-        return (
-            relay(pass_, server, cohort, each, inbox)
-            if self.local.carry
-            else (server, each(pass_, server, cohort, inbox))
-        )
+        if self.local.carry == "no":
+            return server, each(pass_, server, cohort, inbox)
+        return relay(pass_, server, cohort, each, inbox)
 
     def close(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         """A closing round, over all clients."""
@@ -284,8 +298,8 @@ def handed(inbox: Params) -> Params:
     return {name.removeprefix(HANDED): value for name, value in inbox.items() if name.startswith(HANDED)}
 
 
-def handed_on(velocity: Params) -> Params:
-    return {HANDED + name: value for name, value in velocity.items()}
+def handed_on(velocity: Params, without: Collection[str] = ()) -> Params:
+    return {HANDED + name: value for name, value in velocity.items() if name not in without}
 
 
 def relay(

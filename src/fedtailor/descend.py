@@ -36,14 +36,18 @@ class Local(BaseModel):
     step: int = Field(1, ge=1, description="schedule=step: epochs between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="schedule=step: factor of a drop")
     clip: float = Field(0.0, ge=0, description="largest norm of a step's whole gradient; 0: unlimited")
-    carry: bool = Field(False, description="hand sgd's momentum on from client to client, as released codes happen to")
+    carry: Literal["no", "shared", "all"] = Field(
+        "no",
+        description="hand sgd's momentum on from client to client, as released codes happen to; all: that of local "
+        "parameters too (a leak, for parity only)",
+    )
     drop_last: bool = Field(True, description="leave out an epoch's last, smaller batch (unless it is the only one)")
 
     @model_validator(mode="after")
     def fits(self) -> Self:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
-        if self.carry and (self.optimiser != "sgd" or self.momentum == 0):
+        if self.carry != "no" and (self.optimiser != "sgd" or self.momentum == 0):
             raise ValueError("carry needs sgd with a momentum above 0")
         return self
 

@@ -45,3 +45,9 @@ def angle(a: Tensor, b: Tensor) -> float:
     """Degrees between two vectors; NaN if one of them is zero."""
     lengths = a.norm() * b.norm()
     return float(torch.rad2deg(torch.arccos((a.flatten() @ b.flatten() / lengths).clamp(-1, 1))))
+
+
+def macro_f1(right: Tensor, said: Tensor, true: Tensor) -> float:
+    """From counts by class; the mean is over the classes that occur."""
+    there = true > 0
+    return float((2 * right[there] / (said + true)[there]).double().mean())

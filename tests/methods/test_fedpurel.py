@@ -232,7 +232,7 @@ def test_presets() -> None:
     assert entry.presets["released"]["method.lam"] == 0.99
     adapter = world("fedpurel", "adapter", preset="released").run
     assert (adapter.method.options["align"], adapter.method.options["lam"]) == ("distil", 0.0)
-    assert adapter.local.carry
+    assert adapter.local.carry == "shared"
     prompt = world("fedpurel", "text_prompt", preset="released").run
     assert (prompt.method.options["align"], prompt.method.options["lam"]) == ("tkl", 0.99)
     assert world("fedpurel", "adapter").run.method.options["align"] == "tkl"

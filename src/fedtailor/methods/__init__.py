@@ -69,11 +69,16 @@ METHODS: dict[str, Entry] = {
                 "method.floor": 0.1,
                 "method.against": "raw", "method.mask": False, "method.n_similar": 4, "method.n_diverse": 4,
                 "method.draws": 4, "method.last": False, "method.sequential": True, "data.server": "test",
-                "local.carry": True,
+                "local.carry": "shared",
             },
         },
         when={
             ("", "coupled"): {"tuner.length": 4},
+            ("", "class_prompt"): {"tuner.length": 4, "tuner.words": "a photo of a"},
+            ("released", "class_prompt"): {"tuner.words": ""},
+            ("released", "text_prompt+class_prompt"): {
+                "tuner.text_prompt.length": 1, "tuner.class_prompt.length": 3, "tuner.class_prompt.words": "",
+            },
             ("", "text_prompt+class_prompt"): {
                 "tuner.text_prompt.length": 3, "tuner.class_prompt.length": 1, "tuner.class_prompt.words": "a",
             },
@@ -88,14 +93,14 @@ METHODS: dict[str, Entry] = {
             "tuner.text_prompt.length": 16, "tuner.visual_prompt.length": 5, "tuner.visual_prompt.depth": 0,
             "tuner.visual_prompt.mode": "dropped",
         },
-        presets={"published": {}, "released": {"local.carry": True}},
+        presets={"published": {}, "released": {"local.carry": "shared"}},
     ),
     "fedpurel": Entry(
         FedPuReL, "text_prompt", "Hou et al.", 2026, "long-tailed, personal",
         "gradients purified against zero-shot CLIP, then a personal residual; any tuner",
         presets={
             "published": {},
-            "released": {"method.schedule": "interleaved", "method.lam": 0.99, "local.carry": True},
+            "released": {"method.schedule": "interleaved", "method.lam": 0.99, "local.carry": "shared"},
         },
         when={
             ("", "lora"): {"tuner.towers": "image", "tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.25},

@@ -10,16 +10,18 @@ Departures:
   is added (weight la, 1 as released; la=0 is the print). All three terms see the prompted image, z'.
 - Comp is clustered by complete linkage, as released: K-means on its rows does not bring complementary clients
   together (diverse=kmeans is the print). Three similarity and four heterogeneity clusters, the best of Fig. 6.
-- A cluster's copy stays with its members, and F_k with its client, until the next global aggregation (F_k does not
-  travel in between). The last round always aggregates.
+- A cluster's copy stays with its members, and F_k with its client, until the next global aggregation (F_k does not go
+  up in between). The last round always aggregates.
 - Global aggregation starts from the clusters' means; class-aware rows are averaged, unweighted, over the clients that
-  have the class, and stay where nobody does. The released code counts those with more than 10% of it (floor).
+  have the class, and stay where nobody does. The released code counts those with over 10% of their samples in it.
+- The row mask is on gradients: weight decay and momentum still move the rows of absent classes a little.
 - P_g has three rows and P_c one, which starts as the word "a": four in all, as released, where it is 1 + 3 at random.
   Rows of rare classes hardly move from where they start (docs/decisions/0007).
 - The bandit's reward is measured on the server's own data, or on a slice that each client holds out; preset=released
   uses the test set, as that code does. One arm is drawn a round; the released code draws four and uses one.
 - preset=released: raw prompt vectors in place of text features in L_ge and L_ca, no row mask (its mask comes after the
-  step), clients one after the other on one model, four clusters of each kind. K-means is seeded in both.
+  step), clients one after the other on one model with one momentum, four clusters of each kind, no aggregation that the
+  bandit did not ask for. K-means is seeded in both.
 """
 
 from __future__ import annotations
@@ -35,9 +37,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ..bandit import Bandit, reward
-from ..clustering import cluster_diverse, cluster_similar
+from ..clustering import Labels, cluster_diverse, cluster_similar
 from ..core import (
-    CLUSTERED,
     GLOBAL,
     OWN,
     Batch,
@@ -55,7 +56,7 @@ from ..core import (
 )
 from ..descend import Gradient
 from ..errors import UserError
-from ..maths import log_prior, task_loss
+from ..maths import log_prior, macro_f1, task_loss
 from ..rng import number
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class CAPT(Method):
         reply = self.descent(self.gradient(model, {**theta, **inbox}), me, theta, data)
         sent = {n: v for n, v in reply.params.items() if inbox["whole"] or n not in coupling}
         kept = {"since": inbox["since"], **{name: reply.params[name] for name in coupling}}
-        return replace(reply, params=sent, stats={**reply.stats, "counts": me.data.counts()}, keep=kept)
+        stats = {**reply.stats, "counts": me.data.counts()} if "counts" in inbox else reply.stats
+        return replace(reply, params=sent, stats=stats, keep=kept)
 
     def examine(self, model: Model, me: Me, theta: Params) -> Reply:
         """How often each class was right, said and true, on what was not trained on."""
@@ -165,11 +167,12 @@ class CAPT(Method):
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         server, whole, arms = self.schedule(self.counted(server, each))
         mail = {
-            "counts": server.state["counts"].sum(0),
             "since": server.state["since"],
             "held": torch.tensor(self.bandit and not server.validates),
             "whole": torch.tensor(whole or self.sequential),
         }
+        if "counts" in server.state:
+            mail["counts"] = server.state["counts"].sum(0)
         server, replies = self.trained(server, cohort, each, dict.fromkeys(cohort, mail))  # Alg. 1, l. 4–6
         server, members = self.clustered(server, replies)  # Alg. 1, l. 7–10
         if whole:
@@ -178,12 +181,14 @@ class CAPT(Method):
         return server
 
     def counted(self, server: Server, each: Each) -> Server:
-        """The label counts of all clients, asked for once, and again when labels are new."""
+        """The label counts of all clients, asked for once, and again when labels are new; not if nothing needs them."""
+        if not (self.prior or self.clustering or self.floor >= 0):
+            return server.remember(since=server.state.get("since", torch.tensor(0)))
         if "counts" in server.state and server.state.get("labels.round", torch.tensor(-1)) != server.round:
             return server
         replies = each(self.census, server, range(server.clients))
         counts = torch.stack([replies[k].stats["counts"] for k in sorted(replies)])
-        return remember(server, counts=counts, since=server.state.get("since", torch.tensor(0)))
+        return server.remember(counts=counts, since=server.state.get("since", torch.tensor(0)))
 
     def schedule(self, server: Server) -> tuple[Server, bool, list[int]]:
         """Whether this round ends in a global aggregation, and the arms that were drawn."""
@@ -192,7 +197,7 @@ class CAPT(Method):
             return server, final or t % self.period == 0, []
         rng = random.Random(number(server.seed, "bandit", t))
         arms = [self.learner(server).draw(rng) for _ in range(self.draws)]
-        server = remember(server, arms=torch.tensor(arms))
+        server = server.remember(arms=torch.tensor(arms))
         return server, final or t % arms[-1] == 0, arms
 
     def learner(self, server: Server) -> Bandit:
@@ -204,30 +209,33 @@ class CAPT(Method):
         if self.sequential:
             chain = {n.removeprefix(CHAIN): v for n, v in server.state.items() if n.startswith(CHAIN)}
             server, replies = relay(self.train, server, cohort, each, mail, chain)
-            server = remember(server, **{CHAIN + name: value for name, value in chain.items()})
+            server = server.remember(**{CHAIN + name: value for name, value in chain.items()})
         else:
             server, replies = self.gather(self.train, server, cohort, each, mail)
-        counts = server.state["counts"].clone()
-        for k, reply in replies.items():
-            counts[k] = reply.stats["counts"]
-        return remember(server, counts=counts), replies
+        if "counts" in server.state:
+            counts = server.state["counts"].clone()
+            for k, reply in replies.items():
+                counts[k] = reply.stats["counts"]
+            server = server.remember(counts=counts)
+        return server, replies
 
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
-        cohort = sorted(replies)
-        counts, alone = server.state["counts"][cohort].numpy(), list(range(len(cohort)))
-        seed = number(server.seed, "clusters", server.round)
-        similar = cluster_similar(counts, self.metric, self.similar, self.n_similar, seed)  # Eq. 5
-        diverse = cluster_diverse(counts, self.n_diverse, self.diverse, seed)  # Eq. 6
-        members = dict(replies)
+        cohort, members = sorted(replies), dict(replies)
+        similar: Sequence[int] | Labels = range(len(cohort))  # everyone alone
+        diverse = similar
+        if self.clustering:
+            counts, seed = server.state["counts"][cohort].numpy(), number(server.seed, "clusters", server.round)
+            similar = cluster_similar(counts, self.metric, self.similar, self.n_similar, seed)  # Eq. 5
+            diverse = cluster_diverse(counts, self.n_diverse, self.diverse, seed)  # Eq. 6
         for scope, labels in ((SIMILAR, similar), (DIVERSE, diverse)):
             names = self.names(server.params, scope)
-            groups = dict(zip(cohort, labels if self.clustering else alone, strict=True))
+            groups = {k: int(label) for k, label in zip(cohort, labels, strict=True)}
             means = {
                 g: cluster_mean([replies[k].params for k in cohort if groups[k] == g], names) for g in groups.values()
             }
             members = {k: replace(r, params={**r.params, **means[groups[k]]}) for k, r in members.items()}
-            server = regrouped(server, scope.cluster, groups, means)
+            server = server.regrouped(scope.cluster, groups, means)
         return server, members
 
     def united(self, server: Server, members: Mapping[int, Reply]) -> Server:
@@ -241,7 +249,7 @@ class CAPT(Method):
                 params[name] = class_rows(server.params[name], rows, shares, self.floor)
         state = {n: v for n, v in server.state.items() if not n.startswith(CHAIN)}
         server = replace(server, params=params, clusters={}, cluster_of={}, state=state)
-        return remember(server, since=torch.tensor(server.round + 1))
+        return server.remember(since=torch.tensor(server.round + 1))
 
     def learned(self, server: Server, arms: Sequence[int], each: Each, cohort: Sequence[int]) -> Server:
         """The bandit's lesson from how good the united model is."""
@@ -251,13 +259,13 @@ class CAPT(Method):
         past = server.state.get("history", torch.empty(0, dtype=torch.float64))
         if not int(true.sum()):
             return server  # this cohort holds too little to have set any aside: no reward was measured, none is learned
-        accuracy, f1 = right_of(right, true), macro_f1(right, said, true)
+        accuracy, f1 = 100 * float(right.sum() / true.sum()), 100 * macro_f1(right, said, true)
         earned = reward(accuracy, f1, past.tolist())
         bandit = self.learner(server)
         for arm in arms:
             bandit = bandit.update(arm, earned, server.round)
         history = torch.cat([past, torch.tensor([accuracy], dtype=torch.float64)])
-        return remember(server, **bandit.to_params(), history=history, reward=torch.tensor(earned, dtype=torch.float64))
+        return server.remember(**bandit.to_params(), history=history, reward=torch.tensor(earned, dtype=torch.float64))
 
 
 # --- on plain tensors ---
@@ -301,27 +309,3 @@ def class_rows(old: Tensor, rows: Tensor, shares: Tensor, floor: float) -> Tenso
     counts = (shares > floor).to(rows)
     mean = torch.einsum("kc,kcmd->cmd", counts, rows) / counts.sum(0).clamp_min(1)[:, None, None]
     return torch.where((counts.sum(0) > 0)[:, None, None], mean, old)
-
-
-def right_of(right: Tensor, true: Tensor) -> float:
-    return 100 * float(right.sum() / true.sum())
-
-
-def macro_f1(right: Tensor, said: Tensor, true: Tensor) -> float:
-    """In percent, over the classes that occur."""
-    there = true > 0
-    return 100 * float((2 * right[there] / (said + true)[there]).double().mean())
-
-
-def remember(server: Server, **what: Tensor) -> Server:
-    return replace(server, state={**server.state, **what})
-
-
-def regrouped(server: Server, name: str, groups: Mapping[int, int], means: Mapping[int, Params]) -> Server:
-    """The cohort in new clusters, numbered like no earlier one; clusters that lost all members are forgotten."""
-    first = server.round * server.clients
-    of = {**server.cluster_of.get(name, {}), **{k: first + int(g) for k, g in groups.items()}}
-    copies = {**server.clusters.get(name, {}), **{first + int(g): mean for g, mean in means.items()}}
-    copies = {c: params for c, params in copies.items() if c in of.values()}
-    server = remember(server, **{CLUSTERED + name: torch.tensor([list(groups), [int(g) for g in groups.values()]])})
-    return replace(server, clusters={**server.clusters, name: copies}, cluster_of={**server.cluster_of, name: of})

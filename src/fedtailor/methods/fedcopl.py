@@ -1,12 +1,13 @@
 """FedCoPL: no labels at all. Cooperative pseudo-labels, visual prompts that are averaged, text prompts that stay.
 
 Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025.
-Notation: P^v → visual.ctx, P^t → text.ctx, D~_k → me.data under the labels of labelers/copl.py (Eqs. 2–3), n~_k → weight.
+Notation: P^v → visual.ctx, P^t → text.ctx, D~_k → me.data, as labelers/copl.py labels it (Eqs. 2–3), n~_k → weight.
 Departures:
 - n~_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
 - Batch 64, weight decay 0.05, 11 × 5 visual and 16 text tokens are in the released code only.
 - The rate falls along a cosine over the rounds between two labelings and starts anew with each, as released.
-- preset=released carries momentum on from client to client (local.carry), as that code does.
+- preset=released carries the visual prompts' momentum on from client to client (local.carry), as that code does. It
+  carries that of the text prompts too, which would make something local travel: local.carry=all, by name only.
 """
 
 from __future__ import annotations

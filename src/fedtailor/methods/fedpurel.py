@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Server
+from ..core import GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Scope, Server, resolve
 from ..descend import Gradient, Local, descend, gradient_of
 from ..maths import entropy, kl, task_loss
 
@@ -49,6 +49,9 @@ class FedPuReL(Method):
     @property
     def closing(self) -> int:
         return int(self.schedule == "two-phase" and self.T_p > 0)
+
+    def scopes(self, theta: Params) -> dict[str, Scope]:
+        return resolve(self.share, theta, idle_too=True)  # a pass trains one branch alone
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         branches = [("global.", model.init(rng)), ("local.", model.init(rng))]
