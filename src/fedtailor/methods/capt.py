@@ -144,7 +144,7 @@ class CAPT(Method):
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         inbox, coupling = me.inbox, self.names(theta, GLOBAL)
-        if "since" in me.memory and me.memory["since"] == inbox["since"]:  # no global aggregation since F_k was trained
+        if not self.sequential and me.memory.get("since") == inbox["since"]:  # F_k is still the newest
             theta = theta | {name: me.memory[name].to(theta[name].device) for name in coupling}
         data = me.data.split(self.holdout)[0] if inbox["held"] else me.data
         reply = self.descent(self.gradient(model, {**theta, **inbox}), me, theta, data)
