@@ -202,3 +202,18 @@ def test_the_page_on_the_bundled_model() -> None:
 def test_links(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def test_parity_names_what_exists_and_its_code_runs() -> None:
+    page = ROOT / "docs/parity.md"
+    rows = table(page, "what", "function", "golden file", "test")
+    assert len(rows) > 8
+    source = "".join(path.read_text() for path in (ROOT / "src/fedtailor").rglob("*.py"))
+    for _, functions, files, test in rows:
+        for name in quoted(functions):
+            assert re.search(rf"(def|class) {name.split('.')[-1]}\b", source), name
+        assert all(list((ROOT / "tests/golden").glob(f"{file}.*")) for file in quoted(files)), files
+        assert (ROOT / test.strip("`")).is_file(), test
+        assert all(file in (ROOT / test.strip("`")).read_text() for file in quoted(files)), (files, test)
+    (code,) = blocks(page, "python")
+    exec(compile(code, str(page), "exec"), {})

@@ -172,7 +172,7 @@ def list_(
     ] = "methods",
     as_json: Json = False,
 ) -> None:
-    """List methods, tuners, datasets, partitions, backbones, engines or diagnostics."""
+    """List methods, tuners, labelers, datasets, partitions, backbones, engines or diagnostics."""
     with waiting("starting"):
         from . import catalogue
     rows = catalogue.rows(what)

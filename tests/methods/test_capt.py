@@ -21,6 +21,7 @@ from fedtailor.train import advance
 from fedtailor.tuners import make_tuner
 from fedtailor.visit import Task
 from golden_numbers import GoldenCase, close, close_gradient, golden
+from tiny import RESNET
 from world import world
 
 NAMES = {
@@ -412,3 +413,26 @@ def test_released_clients_train_one_after_the_other() -> None:
     last_of_1 = [reply for _, task, reply in rounds[1] if task.pass_ == "train"][-1]
     first_of_2 = next(task for _, task, _ in rounds[2] if task.pass_ == "train")
     assert all(torch.equal(first_of_2.params[n], last_of_1.params[n]) for n in first_of_2.params)
+
+
+def test_on_a_resnet() -> None:
+    """Table 7: F maps the general prompt to the last feature map's channels."""
+    setup = world("capt", TUNER, shape=RESNET, rounds=2)
+    engine, server = setup.engine(), setup.job.first_server()
+    for _ in range(2):
+        server, _ = advance(setup, server, engine)
+    assert all(not torch.equal(server.params[n], setup.job.start[n]) for n in server.params)
+
+
+def test_the_bandits_rules_are_settings() -> None:
+    """With the one arm 2 rounds 0 and 2 aggregate, and round 3, the last."""
+    setup = world("capt", TUNER, rounds=4, **{"method.arms": [2], "method.epsilon": 0.5, "method.eta": 0.5})
+    engine, server = setup.engine(), setup.job.first_server()
+    united = []
+    for _ in range(4):
+        server, _ = advance(setup, server, engine)
+        united.append(not server.clusters)
+    assert united == [True, False, True, True]
+    assert server.state["values"].shape == (1,)
+    with pytest.raises(UserError, match=r"method\.arms"):
+        world("capt", TUNER, **{"method.arms": [0]})

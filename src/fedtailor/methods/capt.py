@@ -29,14 +29,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..bandit import Bandit, reward
+from ..bandit import ARMS, Bandit, reward
 from ..clustering import Labels, cluster_diverse, cluster_similar
 from ..core import (
     GLOBAL,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
 CHAIN = "chain."
+Arm = Annotated[int, Field(ge=1)]
 
 
 class CAPT(Method):
@@ -91,6 +92,11 @@ class CAPT(Method):
     floor: float = Field(0.0, ge=-1, lt=1, description="share of a class above which a client's rows count; -1: FedAvg")
     bandit: bool = Field(True, description="false: global aggregation every `period` rounds (Table 5)")
     period: int = Field(1, ge=1, description="rounds between global aggregations without the bandit")
+    arms: tuple[Arm, ...] = Field(ARMS, min_length=1, description="the bandit's: rounds between global aggregations")
+    epsilon: float = Field(0.1, ge=0, le=1, title="ε", description="of draws that are blind, Eq. 8")
+    bonus: float = Field(2**0.5, ge=0, title="c", description="of arms that were seldom drawn, Eq. 8")
+    eta: float = Field(0.1, gt=0, le=1, title="η", description="the bandit's first learning rate, Eq. 7")
+    decay: float = Field(0.95, gt=0, le=1, description="of η, a round")
     draws: int = Field(1, ge=1, description="arms drawn a round, of which the last counts; released: 4")
     holdout: float = Field(0.1, gt=0, le=0.5, description="of a client's samples, for the bandit's reward")
     last: bool = Field(True, description="aggregate after the last round, whatever the bandit says")
@@ -201,7 +207,9 @@ class CAPT(Method):
         return server, final or t % arms[-1] == 0, arms
 
     def learner(self, server: Server) -> Bandit:
-        return Bandit.from_params(server.state) if "values" in server.state else Bandit()
+        rules = {"arms": self.arms, "epsilon": self.epsilon, "c": self.bonus, "eta": self.eta, "decay": self.decay}
+        none = torch.zeros(len(self.arms), dtype=torch.int64)
+        return Bandit.from_params({"values": none.double(), "pulls": none, **server.state}, **rules)
 
     def trained(
         self, server: Server, cohort: Sequence[int], each: Each, mail: Mapping[int, Params]
