@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -230,7 +231,7 @@ def choices(kind: Any) -> list[str]:
 
 def method_page(facts: Row) -> RenderableType:
     parts: list[RenderableType] = [f"[bold]{facts['name']}[/]: {facts['idea']} ({facts['paper']} {facts['year']})", ""]
-    parts += [Text(facts["text"]), ""]
+    parts += [Text(unwrapped(facts["text"])), ""]
     if facts["shares"]:
         parts += [Text("shares: " + cell(facts["shares"])), ""]
     for group, rows_ in facts["settings"].items():
@@ -244,6 +245,11 @@ def method_page(facts: Row) -> RenderableType:
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
+
+
+def unwrapped(text: str) -> str:
+    """A docstring's paragraphs and list items as one line each, to be wrapped as wide as the terminal is."""
+    return re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", text)
 
 
 def shown(value: Any) -> str:
