@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedtailor.config import make_run
 from fedtailor.core import GLOBAL, LOCAL
 from fedtailor.engines.local import LocalEngine
+from fedtailor.labelers.zeroshot import probabilities
 from fedtailor.methods.fedcopl import FedCoPL
 from fedtailor.setup import Setup
 from fedtailor.train import advance
@@ -117,3 +119,25 @@ def test_with_labels_given_it_is_partial_averaging_alone() -> None:
     assert setup.job.labeler is None
     server, _ = advance(setup, setup.job.first_server(), setup.engine())
     assert not torch.equal(server.params["visual.ctx"], setup.job.start["visual.ctx"])
+
+
+def test_eq_1_probabilities() -> None:
+    """p_c(x) = exp(sim(f^v(x), f^t_c)/τ) / Σ_j exp(sim(f^v(x), f^t_j)/τ), τ one over CLIP's scale.
+
+    v, t = f / norm; e = np.exp(scale * v @ t.T); p = e / e.sum(1, keepdims=True)
+    """
+    setup = small(rounds=1)
+    model, seen = setup.job.model, {}
+
+    class Looking(type(setup.job.labeler)):  # type: ignore[misc]
+        def vote(self, model: Any, me: Any, theta: Any) -> Any:
+            seen["ours"], (seen["view"],) = probabilities(model, me), me.data.views()
+            return super().vote(model, me, theta)
+
+    job = replace(setup.job, labeler=Looking(**dict(setup.job.labeler)))  # type: ignore[arg-type]
+    engine = LocalEngine(job, setup.shelves)
+    engine(job.labeler.vote, job.first_server(), [0])  # type: ignore[union-attr]
+    plain = model.clip.vision(seen["view"].x, model.stage, "features").double().numpy()
+    v = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    e = np.exp(float(model.clip.scale) * v @ model.zero_shot.double().numpy().T)
+    np.testing.assert_allclose(seen["ours"].numpy(), e / e.sum(1, keepdims=True), atol=1e-5)
