@@ -302,3 +302,10 @@ def test_made_labels_are_told_of(call: Call, words: list[str]) -> None:
     assert all(row["pseudo"]["coverage"] == 100 for row in rounds)
     assert json.loads(Path("z/result.json").read_text())["pseudo_labels"] == rounds[-1]["pseudo"]
     assert "pseudo-labels" not in call("run", "promptfl", *words, "--out", "y").out
+
+
+def test_a_leak_by_choice_is_told_of(call: Call, words: list[str]) -> None:
+    told = call("run", "capt", *words, "data.server=test", "method.bandit=true", "--out", "t")
+    assert told.code == 0
+    assert "no fair result" in told.out
+    assert "no fair result" not in call("run", "capt", *words, "data.server=0.2", "--out", "s").out

@@ -86,6 +86,8 @@ def run(
     console.print(result_table(s))
     if s["pseudo_labels"]:
         console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
+    if result.run.data.server == "test":
+        console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
     console.print(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
         f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
