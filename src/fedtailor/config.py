@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -270,7 +270,7 @@ def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
         made = kind.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = (where + ".".join(str(part) for part in problem["loc"])).rstrip(".")
+        key = (where + ".".join(written(problem["loc"], values))).rstrip(".")
         if problem["type"] == "extra_forbidden":
             raise unknown("key", key, [where + field for field in kind.model_fields]) from error
         told = problem["msg"].removeprefix("Value error, ")
@@ -280,6 +280,18 @@ def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
         if isinstance(value, bool) and not isinstance(read.get(key, value), bool):
             raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
     return made
+
+
+def written(place: Sequence[int | str], values: Any) -> list[str]:
+    """The keys of a place as the user wrote them; pydantic adds the kind of value that it tried last."""
+    found: list[str] = []
+    for part in place:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif found and not isinstance(part, int):
+            break
+        found.append(str(part))
+    return found
 
 
 # --- which keys there are -------------------------------------------------------------------------------------------
