@@ -286,6 +286,17 @@ def test_the_histograms_go_up_once_and_the_prior_comes_down() -> None:
                 assert torch.equal(task.inbox["counts"], everything)
 
 
+def test_no_histogram_goes_up_if_nothing_needs_it() -> None:
+    off = {"method.prior": False, "method.clustering": False, "method.floor": -1.0, "method.bandit": False}
+    _, servers, rounds = listen(**off)
+    assert [passes(heard) for heard in rounds] == [["train"]] * 3
+    assert not [name for heard in rounds for _, _, reply in heard for name in reply.stats]
+    assert "counts" not in servers[-1].state
+    for needed in ("method.prior", "method.clustering", "method.floor"):
+        _, servers, _ = listen(rounds=1, **{name: value for name, value in off.items() if name != needed})
+        assert "counts" in servers[-1].state, needed
+
+
 def test_stats_pass_the_privacy_step() -> None:
     """What the guard makes of a histogram is all that the server ever sees of it."""
     setup = world("capt", TUNER, rounds=1)
