@@ -171,6 +171,7 @@ class Method(BaseModel):
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values at which it must equal FedAvg bit for bit
     trains: ClassVar[bool] = True  # False: nothing is learned, no round is run
     teacher: ClassVar[bool] = False  # True: asks for CLIP's own view of training pictures, which is then cached
+    reads: ClassVar[str] = "features"  # "patches": looks at every patch's token, not at the picture's alone
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: Local = Local()  # how a client descends: epochs, batch, lr …

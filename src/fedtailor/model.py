@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .clip.load import Checkpoint
 from .clip.model import Clip
 from .clip.text import Layout, arrange, pack, tokens
 from .clip.tokenize import Tokenizer
-from .tuners.base import Plan, Tuner
+from .tuners.base import Bend, Plan, Tuner
 
 if TYPE_CHECKING:
     from .core import Batch, Params, View
 
 CPU = torch.device("cpu")
+PLAIN = Bend()
+TEXT_BYTES = 256 << 20  # of text activations held at once where each image has sentences of its own
+ACTIVATIONS = 20  # numbers kept for backward, a token, layer and unit of width: 8 in attention, 12 in the MLP
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,6 +59,7 @@ class Model:
     tokenizer: Tokenizer | None = None  # only for contexts that start as words
     device: torch.device = CPU
     precision: str = "fp32"
+    reads: str = "features"  # what a method asks of the image tower; "patches": every projected token
     memo: dict[tuple[tuple[str, int], ...], tuple[Tensor, Params]] | None = None
 
     @classmethod
@@ -66,10 +71,11 @@ class Model:
         template: str,
         device: str = "cpu",
         precision: str = "fp32",
+        reads: str = "features",
     ) -> Model:
         words = Words.of(checkpoint.tokenizer, classes, template)
         place = torch.device(device)
-        return cls(checkpoint.clip.to(place), tuner, words, checkpoint.tokenizer, place, precision)
+        return cls(checkpoint.clip.to(place), tuner, words, checkpoint.tokenizer, place, precision, reads)
 
     @property
     def classes(self) -> int:
@@ -78,7 +84,8 @@ class Model:
     @cached_property
     def stage(self) -> str:
         """Where this tuner enters the image tower: everything before is the same for ever, and cached."""
-        return self.tuner.stage(self.clip)
+        first = self.tuner.stage(self.clip)
+        return self.reads if first == "features" else first
 
     @cached_property
     def layout(self) -> Layout:
@@ -119,6 +126,13 @@ class Model:
         with torch.no_grad(), self.cast():
             return F.normalize(self.clip.text(self.template_layout).float(), dim=-1)
 
+    @cached_property
+    def names(self) -> Tensor:
+        """(C, D) normalised text features of the bare class names."""
+        layout = pack([tokens([self.words.sos, *name, self.words.eot]) for name in self.words.names]).to(self.device)
+        with torch.no_grad(), self.cast():
+            return F.normalize(self.clip.text(layout).float(), dim=-1)
+
     def cast(self) -> AbstractContextManager[object]:
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
@@ -129,21 +143,38 @@ class Model:
     def init(self, rng: torch.Generator) -> Params:
         return self.tuner.init(self, rng)
 
-    def image(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        """(B, D) normalised; x is at this model's stage."""
-        bend = self.tuner.bend(theta)
-        features = self.put(x)
-        if self.stage != "features":
-            with self.cast():
-                features = self.clip.vision(features, self.stage, "features", bend.prompts, bend.image_deltas, rng)
-        features = features.float()
+    def bend(self, theta: Params) -> Bend:
+        return self.tuner.bend(theta, self)
+
+    def tower(self, x: Tensor, stop: str, bend: Bend = PLAIN, rng: torch.Generator | None = None) -> Tensor:
+        """The image tower from this model's stage on; (B, D) features, or (B, 1 + L, D) patches with those first."""
+        x = self.put(x)
+        if self.stage == "patches":
+            return (x[:, 0] if stop == "features" else x).float()
+        if self.stage == stop:
+            return x.float()
+        with self.cast():
+            return self.clip.vision(x, self.stage, stop, bend.prompts, bend.image_deltas, rng).float()
+
+    def features(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, D), what a head reads; x is at this model's stage."""
+        bend = self.bend(theta)
+        features = self.tower(x, "features", bend, rng) if bend.net is None else bend.net(self.put(x), rng)
         for gate in bend.gates:
             features = gate(features)
-        return F.normalize(features, dim=-1)
+        return features
+
+    def image(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, D) normalised."""
+        return F.normalize(self.features(theta, x, rng), dim=-1)
+
+    def patches(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, L, D) every patch's projected token, normalised; for methods that read them (Method.reads)."""
+        return F.normalize(self.tower(x, "patches", self.bend(theta), rng)[:, 1:], dim=-1)
 
     def text(self, theta: Params, rng: torch.Generator | None = None, rows: str = "both") -> Tensor:
         """(C, D) normalised; of sentences with all learned rows, only the "shared" ones or only each class's "own"."""
-        bend = self.tuner.bend(theta)
+        bend = self.bend(theta)
         if rows == "shared":
             bend = replace(bend, own=None)
         elif rows == "own":
@@ -161,17 +192,39 @@ class Model:
         return normal
 
     def logits(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        """(B, C): the cosines times CLIP's frozen scale."""
-        return self.clip.scale * self.image(theta, x, rng) @ self.text(theta, rng).T
+        """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""
+        bend = self.bend(theta)
+        if bend.head is not None:
+            return bend.head(self.features(theta, x, rng))
+        z = self.image(theta, x, rng)
+        if bend.for_image is not None:
+            return self.clip.scale * self.cosines(bend, bend.for_image, z, rng)
+        return self.clip.scale * z @ self.text(theta, rng).T
+
+    def cosines(
+        self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: torch.Generator | None = None
+    ) -> Tensor:
+        """(B, C), each image with sentences made for it, a few images at a time: text activations are forgotten
+        between them, and made again in the backward pass, so that memory does not grow with the batch."""
+        tower, layout = self.clip.text, self.layout
+        seeds = [None if rng is None else int(torch.randint(1 << 62, (), generator=rng)) for _ in range(len(z))]
+
+        def some(z: Tensor, seed: int | None) -> Tensor:
+            draws = None if seed is None else torch.Generator().manual_seed(seed)
+            with self.cast():
+                features = tower(layout, rows(z), bend.own, bend.deep, bend.text_deltas, draws)  # (n, C, D)
+            return torch.einsum("nd,ncd->nc", z, F.normalize(features.float(), dim=-1))
+
+        image_bytes = 4 * ACTIVATIONS * len(tower.transformer) * len(layout.row) * tower.width
+        parts = list(zip(z.split(max(1, TEXT_BYTES // image_bytes)), seeds, strict=False))
+        if len(parts) > 1 and torch.is_grad_enabled():
+            return torch.cat([checkpoint(some, *part, use_reentrant=False) for part in parts])
+        return torch.cat([some(*part) for part in parts])
 
     def zero_shot_logits(self, x: Tensor) -> Tensor:
         """(B, C) of CLIP as it is, from images at this model's stage."""
         with torch.no_grad():
-            features = self.put(x)
-            if self.stage != "features":
-                with self.cast():
-                    features = self.clip.vision(features, self.stage, "features")
-            return self.clip.scale * F.normalize(features.float(), dim=-1) @ self.zero_shot.T
+            return self.clip.scale * F.normalize(self.tower(x, "features"), dim=-1) @ self.zero_shot.T
 
     def teacher(self, view: View | Batch) -> Tensor:
         """(B, C) of CLIP as it is, from cached features where there are any."""
@@ -182,6 +235,6 @@ class Model:
     def remembering(self) -> Model:
         """For an evaluation, in which no parameter changes: the same model, computing each text matrix once."""
         other = replace(self, memo={})
-        frozen = ("stage", "layout", "layouts", "template_layout", "zero_shot")
+        frozen = ("stage", "layout", "layouts", "template_layout", "zero_shot", "names")
         other.__dict__.update({name: self.__dict__[name] for name in frozen if name in self.__dict__})
         return other

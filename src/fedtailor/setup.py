@@ -105,7 +105,9 @@ def assemble(
     template = run.data.template or dataset.template
     device = find_device(run.backbone.device)
     check_precision(device, run.backbone.precision)
-    model = Model.of(checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision)
+    model = Model.of(
+        checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision, method.reads
+    )
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(method, model, run.seed, labeler, run.rounds, run.clients, validates=own is not None)
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded

@@ -128,7 +128,7 @@ def test_fedclip_gate() -> None:
     }
     assert theta.keys() == case.model.init(torch.Generator()).keys()
     close(case.logits(theta), g["logits_classwise_photo"])
-    (gate,) = case.model.tuner.bend(theta).gates
+    (gate,) = case.model.bend(theta).gates
     close(gate(case.x), g["adapted_features"])
 
 

@@ -56,7 +56,7 @@ def test_cutting_at_the_stage_changes_nothing(name: str, options: dict[str, Any]
     """The logits from the cached stage are those from the pixels on: nothing below it is touched."""
     m = model(name, options)
     theta = moved(m)
-    whole = m.clip.vision(images(), "pixels", "features", (b := m.tuner.bend(theta)).prompts, b.image_deltas)
+    whole = m.clip.vision(images(), "pixels", "features", (b := m.bend(theta)).prompts, b.image_deltas)
     for gate in b.gates:
         whole = gate(whole)
     whole = torch.nn.functional.normalize(whole, dim=-1)

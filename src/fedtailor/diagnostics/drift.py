@@ -80,7 +80,7 @@ def towers(job: Job) -> dict[str, str]:
 def own_towers(model: Model) -> dict[str, str]:
     """By what the tuner makes of a parameter: text if it reaches the class sentences, image if it does not."""
     theta = {n: v.detach().clone().requires_grad_() for n, v in model.init(generator("towers")).items()}
-    bend = model.tuner.bend(theta)
+    bend = model.bend(theta)
     deltas = [matrix for delta in bend.text_deltas.values() for matrix in (delta.A, delta.B)]
     text = [part.sum() for part in (bend.shared, bend.own, *bend.deep.values(), *deltas) if part is not None]
     if not text:

@@ -114,7 +114,7 @@ class CAPT(Method):
     # --- the client ---
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        bend, z = model.tuner.bend(theta), model.image(theta, batch.x, batch.rng)
+        bend, z = model.bend(theta), model.image(theta, batch.x, batch.rng)
         log_pi = log_prior(start["counts"]).to(z.device) if self.prior else torch.zeros(model.classes, device=z.device)
 
         def scores(rows: str) -> Tensor:

@@ -10,6 +10,7 @@ from .adapter import Adapter
 from .base import Bend, Plan, Tuner
 from .class_prompt import ClassPrompt
 from .coupled import Coupled
+from .head import Head
 from .join import Join
 from .lora import Lora
 from .none import Untuned
@@ -26,6 +27,7 @@ TUNERS: dict[str, type[Tuner]] = {
     "coupled": Coupled,
     "lora": Lora,
     "adapter": Adapter,
+    "head": Head,
 }
 
 

@@ -28,7 +28,7 @@ class Adapter(Tuner):
         hidden = self.hidden or D
         return {**linear_init("adapter.in", D, hidden, rng), **linear_init("adapter.out", hidden, D, rng)}
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         def gate(features: Tensor) -> Tensor:
             hidden = torch.tanh(F.linear(features, theta["adapter.in.weight"], theta["adapter.in.bias"]))
             weights = F.linear(hidden, theta["adapter.out.weight"], theta["adapter.out.bias"]).softmax(dim=1)

@@ -45,6 +45,9 @@ class Bend:
     prompts: Prompts = field(default_factory=dict)  # tokens for the image tower
     image_deltas: Deltas = field(default_factory=dict)
     gates: tuple[Callable[[Tensor], Tensor], ...] = ()  # on image features
+    for_image: Callable[[Tensor], Tensor] | None = None  # (B, D) images → (B, M, W) context rows, other for each
+    net: Callable[[Tensor, torch.Generator | None], Tensor] | None = None  # pixels → features, in place of CLIP's tower
+    head: Callable[[Tensor], Tensor] | None = None  # features → logits, in place of the class sentences
 
     @property
     def leaves_text(self) -> bool:
@@ -69,7 +72,7 @@ class Tuner(BaseModel, ABC):
     def init(self, model: Model, rng: torch.Generator) -> Params: ...
 
     @abstractmethod
-    def bend(self, theta: Params) -> Bend: ...
+    def bend(self, theta: Params, model: Model) -> Bend: ...
 
 
 def normal(shape: tuple[int, ...], rng: torch.Generator, std: float = 0.02) -> Tensor:

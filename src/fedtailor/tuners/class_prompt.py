@@ -33,5 +33,5 @@ class ClassPrompt(Tuner):
             return {"class.ctx": context(model, self.length, self.words, rng).repeat(model.classes, 1, 1)}
         return {"class.ctx": normal((model.classes, self.length, model.clip.text.width), rng)}
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         return Bend(own=theta["class.ctx"])

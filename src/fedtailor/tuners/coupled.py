@@ -46,7 +46,7 @@ class Coupled(Tuner):
             theta |= linear_init(f"couple.{i}", text.width, vision.prompt_width, rng)
         return theta
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         deep = {i: theta[f"general.deep{i}"] for i in range(1, self.depth)}
         rows = [theta["general.ctx"], *deep.values()]
         visual = [F.linear(r, theta[f"couple.{i}.weight"], theta[f"couple.{i}.bias"]) for i, r in enumerate(rows)]

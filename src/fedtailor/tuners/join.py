@@ -47,14 +47,17 @@ class Join(Tuner):
             if clash := theta.keys() & new.keys():
                 raise UserError(f"two of the joined tuners have the same parameters: {', '.join(sorted(clash))}")
             theta |= new
-        self.bend(theta)  # whether they can act together shows here, before any work
+        self.bend(theta, model)  # whether they can act together shows here, before any work
         return theta
 
-    def bend(self, theta: Params) -> Bend:
-        bends = [part.bend(theta) for part in self.parts]
+    def bend(self, theta: Params, model: Model) -> Bend:
+        bends = [part.bend(theta, model) for part in self.parts]
         layers = [layer for bend in bends for layer in bend.prompts]
         if len(set(layers)) < len(layers):
             raise UserError("two of the joined tuners prompt the image tower at the same layer; keep one")
+        for part in ("for_image", "net", "head"):
+            if sum(getattr(bend, part) is not None for bend in bends) > 1:
+                raise UserError("two of the joined tuners make the classifier, or its features; keep one")
         return Bend(
             shared=next((b.shared for b in bends if b.shared is not None), None),
             own=next((b.own for b in bends if b.own is not None), None),
@@ -63,4 +66,7 @@ class Join(Tuner):
             prompts={k: v for b in bends for k, v in b.prompts.items()},
             image_deltas={k: v for b in bends for k, v in b.image_deltas.items()},
             gates=tuple(gate for b in bends for gate in b.gates),
+            for_image=next((b.for_image for b in bends if b.for_image is not None), None),
+            net=next((b.net for b in bends if b.net is not None), None),
+            head=next((b.head for b in bends if b.head is not None), None),
         )

@@ -60,7 +60,7 @@ class Lora(Tuner):
                     theta[f"{name}.B"] = torch.zeros(width, self.rank)
         return theta
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         deltas: dict[str, dict[tuple[int, str], LowRank]] = {"text": {}, "visual": {}}
         scale = self.alpha / self.rank**0.5
         for name, A in theta.items():

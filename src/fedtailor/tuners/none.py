@@ -20,5 +20,5 @@ class Untuned(Tuner):
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {}
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         return Bend()

@@ -30,7 +30,7 @@ class TextPrompt(Tuner):
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {"text.ctx": context(model, self.length, self.words, rng)}
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         return Bend(shared=theta["text.ctx"])
 
 

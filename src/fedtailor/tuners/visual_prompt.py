@@ -50,7 +50,7 @@ class VisualPrompt(Tuner):
         layers = self.layers(model.clip)
         return {"visual.ctx": normal((len(layers), self.length, model.clip.vision.prompt_width), rng)}
 
-    def bend(self, theta: Params) -> Bend:
+    def bend(self, theta: Params, model: Model) -> Bend:
         rows = theta["visual.ctx"]
         if self.mode == "dropped":
             return Bend(prompts={self.first + i: Prompt(row, keep=False) for i, row in enumerate(rows)})

@@ -1,0 +1,39 @@
+"""A linear classifier on CLIP's image features in place of the class sentences (a linear probe)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from .base import Bend, Tuner
+
+if TYPE_CHECKING:
+    from ..core import Params
+    from ..model import Model
+
+
+class Head(Tuner):
+    """It reads features of length CLIP's scale, so that rows equal to the text features are zero-shot CLIP."""
+
+    start: Literal["zero", "text"] = Field("zero", description="text: the rows begin as the class sentences' features")
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({"features"})
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        rows = model.zero_shot.cpu().clone() if self.start == "text" else torch.zeros(model.zero_shot.shape)
+        return {"head.weight": rows, "head.bias": torch.zeros(model.classes)}
+
+    def bend(self, theta: Params, model: Model) -> Bend:
+        def scaled(features: Tensor) -> Tensor:
+            return model.clip.scale * F.normalize(features, dim=-1)
+
+        return Bend(gates=(scaled,), head=lambda f: linear_head(theta, f))
+
+
+def linear_head(theta: Params, features: Tensor) -> Tensor:
+    return F.linear(features, theta["head.weight"], theta["head.bias"])
