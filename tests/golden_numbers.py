@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from fedtailor.clip.layouts import from_openai, shape_from_openai
 from fedtailor.clip.load import fill
 from fedtailor.clip.model import Clip
-from fedtailor.core import Batch, Params
+from fedtailor.core import Batch, Method, Params
+from fedtailor.descend import Local
 from fedtailor.model import Model, Words
 from fedtailor.tuners import Tuner
 
@@ -78,3 +80,15 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def close_gradient(ours: Tensor, theirs: Tensor) -> None:
     assert theirs.norm() > 0
     assert (ours - theirs).norm() <= GRADIENT * theirs.norm()
+
+
+def follow(case: GoldenCase, method: Method, theta: Params, steps: int = 2) -> Iterator[tuple[Params, Params]]:
+    """The gradient on the golden batch, and the parameters after a step along it with the family's SGD; twice."""
+    now = {name: value.clone().requires_grad_() for name, value in theta.items()}
+    optimiser, gradient = Local().make(list(now.values())), method.gradient(case.model, theta)
+    for _ in range(steps):
+        grads = gradient(now, case.batch)
+        for name, value in now.items():
+            value.grad = grads[name]
+        optimiser.step()
+        yield grads, {name: value.detach().clone() for name, value in now.items()}

@@ -1,4 +1,4 @@
-"""What there is: methods, tuners, labelers, datasets, partitions, backbones, engines, diagnostics; data and tables."""
+"""What there is: methods, tuners, labelers, datasets and so on, as data and as tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .config import GIVEN, SHORT, Backbone, Data, Run, dataset_names, make_run
+from .config import GROUPED, PARTS, SHORT, Backbone, Data, Run, dataset_names, make_run
 from .data import DATASETS
 from .data.partition import PARTITIONS
 from .descend import Local
 from .diagnostics import DIAGNOSTICS, NEEDS
 from .engines import ENGINES
 from .errors import unknown
-from .labelers import LABELERS
 from .methods import METHODS
 from .tuners import TUNERS, tuner_names
 
@@ -95,12 +94,17 @@ def backbones() -> list[Row]:
     ]
 
 
-def labelers() -> list[Row]:
-    rows: list[Row] = [{"name": GIVEN, "settings": [], "idea": "the data's own labels"}]
-    return rows + [
-        {"name": name, "settings": list(kind.model_fields), "idea": first_line(inspect.getmodule(kind))}
-        for name, kind in LABELERS.items()
-    ]
+def part_rows(part: str, nothing: str) -> Callable[[], list[Row]]:
+    """What there is of a part that any method may be run with."""
+
+    def rows() -> list[Row]:
+        plain, known = PARTS[part]
+        return [{"name": plain, "settings": [], "idea": nothing}] + [
+            {"name": name, "settings": list(kind.model_fields), "idea": first_line(inspect.getmodule(kind))}
+            for name, kind in known.items()
+        ]
+
+    return rows
 
 
 def engines() -> list[Row]:
@@ -120,7 +124,9 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "datasets": datasets,
     "partitions": partitions,
     "backbones": backbones,
-    "labelers": labelers,
+    "labelers": part_rows("labels", "the data's own labels"),
+    "rebalancers": part_rows("rebalance", "gradients as they are"),
+    "servers": part_rows("server", "the round's own result, for most methods the clients' average"),
     "engines": engines,
     "diagnostics": diagnostics,
 }
@@ -172,8 +178,8 @@ def method(name: str) -> Row:
         "method": settings(entry.method, "method.", run.method.options, without={"local"}),
         "tuner": [row for part in tuner_names(run.tuner.name) for row in tuner_settings(part, run)],
         "local": settings(Local, "local.", run.local.model_dump()),
-        "labels": label_settings(run),
-        "run": settings(Run, "", run.model_dump(), without={"method", "tuner", "local", "labels", "data", "backbone"}),
+        **{part: part_settings(part, run) for part in PARTS},
+        "run": settings(Run, "", run.model_dump(), without=GROUPED),
         "data": settings(Data, "data.", run.data.model_dump(), without={"partition"})
         + settings(PARTITIONS[run.data.partition.name], "data.", run.data.partition.options),
         "backbone": settings(Backbone, "backbone.", run.backbone.model_dump()),
@@ -196,10 +202,18 @@ def tuner_settings(part: str, run: Run) -> list[Row]:
     return settings(TUNERS[part], f"tuner.{part}." if joined else "tuner.", values)
 
 
-def label_settings(run: Run) -> list[Row]:
-    name, known = run.labels.name, " | ".join([GIVEN, *LABELERS])
-    first = {"key": "labels", "symbol": "", "value": name, "allowed": known, "meaning": "where labels come from"}
-    return [first, *(settings(LABELERS[name], "labels.", run.labels.options) if name in LABELERS else [])]
+MEANING = {
+    "labels": "where labels come from",
+    "rebalance": "how gradients are reweighted by class",
+    "server": "the server's optimiser",
+}
+
+
+def part_settings(part: str, run: Run) -> list[Row]:
+    (plain, known), choice = PARTS[part], getattr(run, part)
+    words = " | ".join([plain, *known])
+    first = {"key": part, "symbol": "", "value": choice.name, "allowed": words, "meaning": MEANING[part]}
+    return [first, *(settings(known[choice.name], f"{part}.", choice.options) if choice.name in known else [])]
 
 
 def settings(kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None) -> list[Row]:

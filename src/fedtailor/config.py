@@ -27,11 +27,21 @@ from .engines import ENGINES
 from .errors import UserError, unknown
 from .labelers import LABELERS, Labeler
 from .methods import METHODS, Entry
+from .rebalance import REBALANCERS, Rebalancer
+from .servers import AVERAGE, SERVERS, ServerStep
 from .tuners import TUNERS, Tuner, make_tuner, tuner_names
 
 M = TypeVar("M", bound=BaseModel)
 
 GIVEN = "given"  # labels as the data has them
+NONE = "none"  # no rebalancing
+
+# What any method may be run with: the name that stands for nothing of the kind, and all others.
+PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
+    "labels": (GIVEN, LABELERS),
+    "rebalance": (NONE, REBALANCERS),
+    "server": (AVERAGE, SERVERS),
+}
 DEFAULT_METHOD = "capt"
 
 # Short spellings, on the command line and in Python.
@@ -44,7 +54,7 @@ SHORT = {
     "tuner": "tuner.name",
     "backbone": "backbone.name",
     "method": "method.name",
-    "labels": "labels.name",
+    **{part: f"{part}.name" for part in PARTS},
 }
 
 
@@ -54,7 +64,7 @@ OPTIONS = {
     "tuner.name": "tuner.",
     "data.partition.name": "data.partition.",
     "data.name": "data.imbalance",
-    "labels.name": "labels.",
+    **{f"{part}.name": f"{part}." for part in PARTS},
 }
 
 
@@ -110,6 +120,8 @@ class Run(Strict):
     local: Local = Local()
     tuner: Choice
     labels: Choice = Choice(name=GIVEN)
+    rebalance: Choice = Choice(name=NONE)
+    server: Choice = Choice(name=AVERAGE)
     data: Data = Data()
     backbone: Backbone = Backbone()
 
@@ -127,6 +139,12 @@ class Run(Strict):
     def make_labeler(self) -> Labeler | None:
         return None if self.labels.name == GIVEN else LABELERS[self.labels.name](**self.labels.options)
 
+    def make_rebalancer(self) -> Rebalancer | None:
+        return None if self.rebalance.name == NONE else REBALANCERS[self.rebalance.name](**self.rebalance.options)
+
+    def make_server_step(self) -> ServerStep | None:
+        return None if self.server.name == AVERAGE else SERVERS[self.server.name](**self.server.options)
+
     def make_tuner(self) -> Tuner:
         return make_tuner(self.tuner.name, self.tuner.options)
 
@@ -135,6 +153,9 @@ class Run(Strict):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+GROUPED = {"method", "local", "tuner", "data", "backbone", *PARTS}  # keys that stand before a dot
 
 
 def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
@@ -195,7 +216,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
     name = run.method.name
     for kind, value, known in (
         ("engine", run.engine, ENGINES),
-        ("labels", run.labels.name, [GIVEN, *LABELERS]),
+        *((part, getattr(run, part).name, [plain, *known]) for part, (plain, known) in PARTS.items()),
         ("groups", run.data.groups, GROUPS),
         ("partition", run.data.partition.name, PARTITIONS),
     ):
@@ -216,11 +237,6 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
     tuner = checked_tuner(run.tuner.name, run.tuner.options)
-    labels = (
-        {}
-        if run.labels.name == GIVEN
-        else checked(LABELERS[run.labels.name], run.labels.options, "labels.").model_dump()
-    )
     partition = checked(PARTITIONS[run.data.partition.name], run.data.partition.options, "data.partition.")
     imbalance = run.data.imbalance if run.data.imbalance is not None else source.imbalance
     return run.model_copy(
@@ -230,7 +246,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
             "record": choose(run.record, method, given=run.labels.name == GIVEN),
             "method": Choice(name=name, **method.model_dump(exclude={"local"})),
             "tuner": Choice(name=run.tuner.name, **tuner),
-            "labels": Choice(name=run.labels.name, **labels),
+            **{part: checked_part(part, getattr(run, part)) for part in PARTS},
             "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
             "data": run.data.model_copy(
                 update={
@@ -263,6 +279,14 @@ def checked_tuner(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if len(parts) == 1:
         return checked(TUNERS[name], options, "tuner.").model_dump()
     return {part: checked(TUNERS[part], options.get(part, {}), f"tuner.{part}.").model_dump() for part in parts}
+
+
+def checked_part(part: str, choice: Choice) -> Choice:
+    """With all its options' defaults."""
+    plain, known = PARTS[part]
+    if choice.name == plain:
+        return Choice(name=plain)
+    return Choice(name=choice.name, **checked(known[choice.name], choice.options, f"{part}.").model_dump())
 
 
 def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
@@ -310,7 +334,7 @@ def check_keys(document: Mapping[str, Any], entry: Entry) -> None:
 
 def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
     for name in Run.model_fields:
-        if name not in {"method", "local", "tuner", "labels", "data", "backbone"}:
+        if name not in GROUPED:
             yield name
     for group, kind in (("local", Local), ("data", Data), ("backbone", Backbone)):
         yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
@@ -322,10 +346,11 @@ def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
     for part in parts:
         prefix = "tuner" if len(parts) == 1 else f"tuner.{part}"
         yield from (f"{prefix}.{name}" for name in TUNERS[part].model_fields)
-    yield "labels.name"
-    labels = document.get("labels", {}).get("name", GIVEN)
-    if labels in LABELERS:
-        yield from (f"labels.{name}" for name in LABELERS[labels].model_fields)
+    for part, (plain, known) in PARTS.items():
+        yield f"{part}.name"
+        chosen = document.get(part, {}).get("name", plain)
+        if chosen in known:
+            yield from (f"{part}.{name}" for name in known[chosen].model_fields)
     yield "data.partition.name"
     partition = document.get("data", {}).get("partition", {}).get("name", Data().partition.name)
     if partition not in PARTITIONS:

@@ -21,6 +21,7 @@ from .maths import task_loss
 
 if TYPE_CHECKING:
     from .model import Model
+    from .rebalance.base import Balance
 
 Params = dict[str, Tensor]  # flat, dotted names: "text.ctx", "visual.block11.q.A"
 
@@ -66,6 +67,7 @@ class Batch:
     rng: torch.Generator | None = None  # for dropout; None outside training
     plain: Tensor | None = None
     candidates: Tensor | None = None  # (B, C) weights, where a labeler leaves several classes open
+    balance: Balance | None = None  # a rebalancer's hold on the task loss
 
 
 class Samples(Protocol):
@@ -83,6 +85,10 @@ class Samples(Protocol):
     def views(self, size: int = 512) -> Iterator[View]: ...
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
+    def balanced(self, begin: Callable[[Tensor], Balance]) -> Samples:
+        """The same samples, whose batches carry what `begin` makes of their label counts."""
+        ...
+
     def split(self, fraction: float) -> tuple[Samples, Samples]:
         """The same two parts every time: what is left, and a held-out slice of about this fraction."""
         ...
@@ -172,6 +178,8 @@ class Method(BaseModel):
     trains: ClassVar[bool] = True  # False: nothing is learned, no round is run
     teacher: ClassVar[bool] = False  # True: asks for CLIP's own view of training pictures, which is then cached
     reads: ClassVar[str] = "features"  # "patches": looks at every patch's token, not at the picture's alone
+    pooled: ClassVar[bool] = False  # True: not federated; the server trains on everyone's data
+    made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server makes, not averages
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: Local = Local()  # how a client descends: epochs, batch, lr …
@@ -211,10 +219,14 @@ class Method(BaseModel):
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return replace(server, params={**server.params, **weighted_mean(replies)})
 
+    def everyone(self, clients: int) -> list[int]:
+        """All who hold training data."""
+        return [OWN] if self.pooled else list(range(clients))
+
     def cohort(self, t: int, clients: int, fraction: float, rng: torch.Generator) -> list[int]:
         """Who takes part in round t: max(int(fraction · K), 1) clients, uniformly."""
-        if self.everyone_first and t == 0:
-            return list(range(clients))
+        if self.pooled or (self.everyone_first and t == 0):
+            return self.everyone(clients)
         chosen = torch.randperm(clients, generator=rng)[: max(int(fraction * clients), 1)]
         return sorted(chosen.tolist())
 
@@ -267,6 +279,22 @@ def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: b
             f"patterns without a parameter: {', '.join(idle) or 'none'}; parameters are {', '.join(names)}"
         )
     return scopes
+
+
+def branch(theta: Params, prefix: str) -> Params:
+    """The parameters under a prefix, without it: "global." and "local." where a model is made of two."""
+    return {name.removeprefix(prefix): value for name, value in theta.items() if name.startswith(prefix)}
+
+
+def two_branches(model: Model, rng: torch.Generator) -> Params:
+    """A tuner's parameters twice, as "global." and "local." ones, from two draws."""
+    drawn = {"global.": model.init(rng), "local.": model.init(rng)}
+    return {prefix + name: value for prefix, theta in drawn.items() for name, value in theta.items()}
+
+
+def even(replies: Mapping[int, Reply]) -> dict[int, Reply]:
+    """Every client's word counts the same, however many samples it has."""
+    return {k: replace(reply, weight=1.0) for k, reply in replies.items()}
 
 
 def weighted_mean(replies: Mapping[int, Reply]) -> Params:

@@ -58,7 +58,10 @@ def score_zero_shot(job: Job, tests: Tests) -> tuple[Score, Score]:
 
 
 def score_shared(job: Job, server: Server, tests: Tests) -> Score:
-    """The server's model on the whole test set."""
+    """The server's model on the whole test set; nothing of it where clients share nothing."""
+    if job.method.trains and not server.params:
+        none = tests.everything[:0]
+        return tests.score(none, none)
     theta = on_device(job, theta_of(job, server.params, Client()))
     model = job.model.remembering()
     predicted = tests.predict(lambda x: job.method.predict_shared(model, theta, x), tests.everything)
@@ -67,7 +70,7 @@ def score_shared(job: Job, server: Server, tests: Tests) -> Score:
 
 def score_clients(job: Job, server: Server, clients: Mapping[int, Client], tests: Tests) -> list[Score]:
     """Every client's own model on its own part."""
-    return [score_client(job, server, k, clients[k], tests) for k in range(len(tests.parts))]
+    return [score_client(job, server, k, clients.get(k, Client()), tests) for k in range(len(tests.parts))]
 
 
 def score_client(job: Job, server: Server, who: int, client: Client, tests: Tests) -> Score:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,13 @@ def candidate_loss(logits: Tensor, candidates: Tensor) -> Tensor:
 
 
 def task_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy, or the candidate-set loss where a labeler gave several labels to a picture."""
+    """Cross-entropy, or the candidate-set loss where a labeler gave several labels; as a rebalancer would have it."""
+    if batch.balance is not None:
+        return batch.balance.loss(logits, batch)
+    return plain_loss(logits, batch)
+
+
+def plain_loss(logits: Tensor, batch: Batch) -> Tensor:
     if batch.candidates is not None:
         return candidate_loss(logits, batch.candidates)
     return F.cross_entropy(logits, batch.y)
@@ -45,6 +52,15 @@ def angle(a: Tensor, b: Tensor) -> float:
     """Degrees between two vectors; NaN if one of them is zero."""
     lengths = a.norm() * b.norm()
     return float(torch.rad2deg(torch.arccos((a.flatten() @ b.flatten() / lengths).clamp(-1, 1))))
+
+
+def linear_init(name: str, inside: int, outside: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Weight and bias as torch.nn.Linear begins: uniform in ±1/√inside."""
+
+    def uniform(*shape: int) -> Tensor:
+        return (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside)
+
+    return {f"{name}.weight": uniform(outside, inside), f"{name}.bias": uniform(outside)}
 
 
 def macro_f1(right: Tensor, said: Tensor, true: Tensor) -> float:

@@ -55,8 +55,9 @@ class Progress(Watcher):
 
     def finished(self, record: Record, rounds: int) -> None:
         self.bars.update(self.tasks["rounds"], completed=record.round)
-        if record.shared is not None:
-            self.bars.update(self.tasks["rounds"], note=f"accuracy {record.shared.overall:.1f}%")
+        tested = [score.overall for score in (record.shared, record.personal) if score and score.overall is not None]
+        if tested:
+            self.bars.update(self.tasks["rounds"], note=f"accuracy {tested[0]:.1f}%")
 
 
 class Comparing(Progress, RunsWatcher):

@@ -19,13 +19,14 @@ from .data import open_dataset
 from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
 from .data.samples import CachedPool, Pool, Shelf, make_pool
-from .data.sets import Images, histogram
+from .data.sets import Images, Indices, histogram
 from .engines import ENGINES
 from .engines.local import LocalEngine
 from .errors import UserError
 from .evaluate import Tests
 from .labelers import LABELERS
 from .model import PRECISIONS, Model
+from .servers import ServerStep
 from .visit import Client, Job
 
 
@@ -40,6 +41,7 @@ class Setup:
     weights: str  # hash of the backbone
     plain_pool: Pool | None = None  # CLIP's own features of the training pictures, where something asks for them
     server_shelf: Shelf | None = None  # what the server validates on
+    server_step: ServerStep | None = None  # None: a round's own result
 
     @property
     def rounds(self) -> int:
@@ -57,10 +59,17 @@ class Setup:
             k: Shelf(self.train_pool, share.train, labels, C, device, self.plain_pool)
             for k, share in enumerate(self.federation.shares)
         }
+        if self.job.method.pooled:
+            return {OWN: Shelf(self.train_pool, everything(self.federation), labels, C, device, self.plain_pool)}
         return shelves if self.server_shelf is None else {**shelves, OWN: self.server_shelf}
 
     def engine(self, clients: dict[int, Client] | None = None) -> LocalEngine:
         return ENGINES[self.run.engine](self.job, self.shelves, clients)
+
+
+def everything(federation: Federation) -> Indices:
+    """All clients' training pictures, one client's behind the other's."""
+    return np.concatenate([share.train for share in federation.shares])
 
 
 def deal(run: Run) -> tuple[Federation, Groups]:
@@ -109,7 +118,9 @@ def assemble(
         checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision, method.reads
     )
     own = dataset.test if run.data.server == "test" else federation.server
-    job = Job(method, model, run.seed, labeler, run.rounds, run.clients, validates=own is not None)
+    job = Job(
+        method, model, run.seed, labeler, run.make_rebalancer(), run.rounds, run.clients, validates=own is not None
+    )
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
     transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
@@ -131,9 +142,9 @@ def assemble(
     plain = pool(dataset.train.images, training=True, stage="features") if asks else None
     shelf = None
     if own is not None:
-        everything = np.arange(len(own))
-        shelf = Shelf(pool(own.images, training=False), everything, own.labels, model.classes, model.device)
-    return Setup(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf)
+        shelf = Shelf(pool(own.images, training=False), np.arange(len(own)), own.labels, model.classes, model.device)
+    step = run.make_server_step()
+    return Setup(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf, step)
 
 
 def find_device(name: str) -> str:

@@ -80,14 +80,17 @@ def train(setup: Setup, store: Store | None = None, resume: bool = False) -> Ite
 def advance(setup: Setup, server: Server, engine: LocalEngine) -> tuple[Server, list[int]]:
     """One round: labels where they are due, then the method's round, or its closing one. Also: who took part."""
     run, method, labeler, t = setup.run, setup.job.method, setup.job.labeler, server.round
-    everyone = list(range(run.clients))
+    everyone = method.everyone(run.clients)
     if t >= run.rounds:
         return replace(method.close(server, everyone, engine), round=t + 1), everyone
     cohort = method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t))
     if labeler is not None and labeler.due(t):
         server = labeler.label(server, everyone, engine)
         server = replace(server, state={**server.state, "labels.round": torch.tensor(t)})  # for methods that count them
-    return replace(method.round(server, cohort, engine), round=t + 1), cohort
+    after = method.round(server, cohort, engine)
+    if setup.server_step is not None:
+        after = setup.server_step(server, after, method.made)
+    return replace(after, round=t + 1), cohort
 
 
 def test(seen: Round, began: float) -> Record:

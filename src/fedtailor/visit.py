@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .core import FIXED, LOCAL, OWN, Me, Method, Params, Pass, Reply, Samples, Scope, Server
+from .core import FIXED, LOCAL, Me, Method, Params, Pass, Reply, Samples, Scope, Server
 from .errors import UserError
 from .labelers.base import CANDIDATES, INDEX, LABEL, Labeler
+from .rebalance.base import Balance, Rebalancer
 from .rng import generator
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Job:
     model: Model
     seed: int
     labeler: Labeler | None = None  # None: labels are given
+    rebalancer: Rebalancer | None = None  # takes hold of every task loss
     rounds: int = 0  # T
     clients: int = 0  # K
     validates: bool = False  # whether the server has data of its own
@@ -130,10 +132,15 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     """Run one pass on one client. Returns what leaves it, and its new state."""
     theta = theta_of(job, task.params, client)
     at = f"{type(job.method).__name__}.{task.pass_}, client {who}, round {task.round}"
-    rng = generator(job.seed, "round", task.round, "client", who, task.pass_)
+    path = "round", task.round, "client", who, task.pass_
+    rng = generator(job.seed, *path)
     # A pass gets copies: nothing it does in place can reach the server or another client.
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
-    data = data if task.pass_.startswith(LABELER) else dressed(job, who, client, data)
+    data = data if task.pass_.startswith(LABELER) else dressed(job, client, data)
+    hold = Hold(
+        job.rebalancer, client, generator(job.seed, *path, "rebalance")
+    )
+    data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
     me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict)
     try:
@@ -151,7 +158,7 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
         raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
     up = job.guard(Reply(leaves, float(reply.weight), to_cpu(reply.stats)), rng)
-    kept = to_cpu(reply.keep)
+    kept = to_cpu({**reply.keep, **hold.keep()})
     stays = Client(
         local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},
         memory={**client.memory, **copies(kept)},
@@ -162,9 +169,25 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     return up, stays
 
 
-def dressed(job: Job, who: int, client: Client, data: Samples) -> Samples:
+class Hold:
+    """A rebalancer's balance of one pass, begun when the first batch is drawn, if one is."""
+
+    def __init__(self, rebalancer: Rebalancer | None, client: Client, rng: torch.Generator) -> None:
+        self.rebalancer, self.memory, self.rng = rebalancer, client.memory, rng
+        self.balance: Balance | None = None
+
+    def __call__(self, counts: Tensor) -> Balance:
+        assert self.rebalancer is not None
+        self.balance = self.balance or self.rebalancer.begin(copies(self.memory), counts, self.rng)
+        return self.balance
+
+    def keep(self) -> Params:
+        return {} if self.balance is None else self.balance.keep()
+
+
+def dressed(job: Job, client: Client, data: Samples) -> Samples:
     """The client's pictures with the labels that a labeler gave them; as they are where labels are given."""
-    if job.labeler is None or who == OWN or INDEX not in client.memory:
+    if job.labeler is None or INDEX not in client.memory:
         return data
     memory = client.memory
     return data.labelled(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))

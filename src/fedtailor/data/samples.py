@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.clip.cache import Watch, activations, encode
+from fedtailor.clip.cache import Watch, activations, encoded
 from fedtailor.clip.preprocess import Preprocess
 from fedtailor.core import Batch, View
 from fedtailor.data.sets import Images, Indices
 from fedtailor.errors import UserError
 from fedtailor.model import CPU, PRECISIONS, Model
+from fedtailor.rebalance.base import Balance
 
 
 class Pool(Protocol):
     """All pictures of a split at the stage where the tuner enters the image tower."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether a picture looks the same every time: nothing is augmented."""
+        ...
+
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
-        """With a generator, and where the transform augments, random views; else the one deterministic view."""
+        """With a generator, and where the transform augments, random views; else the one deterministic view.
+
+        In fp32, or in fp16 where the stage is kept so; the model reads either.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class CachedPool:
-    values: NDArray[np.float32]
+    values: NDArray[np.floating[Any]]
+
+    @property
+    def fixed(self) -> bool:
+        return True
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self.values[indices]))
@@ -38,16 +51,23 @@ class CachedPool:
 
 @dataclass(frozen=True)
 class LivePool:
-    """For transforms that augment: every view is new, so the frozen part of the tower is run for each."""
+    """For transforms that augment, where every view is new, and for splits that the cache has no room for: the frozen
+    part of the tower is run for each picture that is asked for."""
 
     model: Model
     images: Images
     transform: Preprocess
+    stage: str
+
+    @property
+    def fixed(self) -> bool:
+        return not self.transform.augment
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
-        views = torch.stack([self.transform(self.images.read(int(i)), rng) for i in indices])
-        model = self.model
-        return encode(model.clip, views, model.stage, model.device, PRECISIONS[model.precision])
+        model, precision = self.model, PRECISIONS[self.model.precision]
+        return torch.cat(
+            list(encoded(model.clip, self.images, indices, self.transform, self.stage, model.device, precision, rng))
+        )
 
 
 def make_pool(
@@ -60,12 +80,13 @@ def make_pool(
     watch: Watch | None = None,
     stage: str = "",  # empty: the model's
 ) -> Pool:
+    stage, precision = stage or model.stage, PRECISIONS[model.precision]
     if training and transform.augment:
-        return LivePool(model, images, transform)
-    precision = PRECISIONS[model.precision]
-    return CachedPool(
-        activations(model.clip, digest, images, transform, stage or model.stage, model.device, precision, folder, watch)
-    )
+        return LivePool(model, images, transform, stage)
+    values = activations(model.clip, digest, images, transform, stage, model.device, precision, folder, watch)
+    if values is None:
+        return LivePool(model, images, replace(transform, augment=False), stage)
+    return CachedPool(values)
 
 
 class Shelf:
@@ -84,6 +105,7 @@ class Shelf:
         self._plain = plain  # CLIP's own features of the same pictures
         self._labels = None if labels is None else torch.from_numpy(labels[indices])
         self._candidates: Tensor | None = None
+        self._begin: Callable[[Tensor], Balance] | None = None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -96,7 +118,7 @@ class Shelf:
 
     @property
     def fixed(self) -> bool:
-        return isinstance(self._pool, CachedPool)
+        return self._pool.fixed
 
     def counts(self) -> Tensor:
         """(C,) samples of each class."""
@@ -111,6 +133,7 @@ class Shelf:
         """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
         labels, order = self.labels, torch.randperm(len(self), generator=rng)
         whole = drop_last and len(self) >= size
+        balance = self._begin(self.counts()) if self._begin else None
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
             yield Batch(
@@ -120,12 +143,19 @@ class Shelf:
                 rng,
                 self._fetch_plain(index),
                 None if self._candidates is None else self._candidates[index].to(self.device),
+                balance,
             )
 
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Shelf:
         """Some of these pictures, perhaps some of them twice, under other labels."""
         part = Shelf(self._pool, self._indices[index.numpy()], None, self.classes, self.device, self._plain)
-        part._labels, part._candidates = y, candidates
+        part._labels, part._candidates, part._begin = y, candidates, self._begin
+        return part
+
+    def balanced(self, begin: Callable[[Tensor], Balance]) -> Shelf:
+        """The same samples, whose batches carry what `begin` makes of their label counts."""
+        part = Shelf(self._pool, self._indices, None, self.classes, self.device, self._plain)
+        part._labels, part._candidates, part._begin = self._labels, self._candidates, begin
         return part
 
     def split(self, fraction: float) -> tuple[Shelf, Shelf]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core import OWN
 from ..data.sets import Indices
 from ..labelers.base import INDEX, LABEL
 from ..visit import Client
@@ -45,8 +46,9 @@ def collect(setup: Setup, clients: Mapping[int, Client]) -> Table | None:
     if setup.job.labeler is None or truths is None:
         return None
     sizes = [len(share.train) for share in shares]
-    first = np.cumsum([0, *sizes])
-    labelled = [k for k in range(len(shares)) if INDEX in clients[k].memory]
+    # A pooled method's one holder has all of them, in this order.
+    first = {OWN: 0, **dict(enumerate(np.cumsum([0, *sizes[:-1]])))}
+    labelled = [k for k in clients if INDEX in clients[k].memory]
     none = np.empty(0, np.int64)
     return (
         np.repeat(np.arange(len(shares)), sizes),

@@ -8,10 +8,28 @@ from typing import Any
 
 from ..core import Method
 from .capt import CAPT
+from .central import Central
 from .fedavg import FedAvg
+from .fedclip import FedCLIP
 from .fedcopl import FedCoPL
+from .fedpgp import FedPGP
 from .fedprox import FedProx
 from .fedpurel import FedPuReL
+from .fedsa_lora import FedSALora
+from .kgcoop import KgCoOp
+from .local import Alone
+from .pfedprompt import PFedPrompt
+from .promptfolio import PromptFolio
+from .scaffold import Scaffold
+from .setups import (
+    CAPT_PROMPTS,
+    CAPT_SETUP,
+    FEDCOPL_LOCAL,
+    FEDCOPL_PROMPTS,
+    FEDPUREL_LORA,
+    PROMPTFL,
+    Settings,
+)
 from .zeroshot import ZeroShot
 
 
@@ -29,20 +47,11 @@ class Entry:
     when: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)  # by preset (or "") and tuner
 
 
-# The settings of CAPT's and FedPuReL's comparisons, and of FedCoPL's.
-CAPT_SETUP = {"rounds": 100, "clients": 20, "fraction": 0.4, "local.epochs": 1, "local.batch": 32, "local.lr": 1e-3}
-FEDCOPL_LOCAL = {
-    "local.epochs": 10, "local.batch": 64, "local.lr": 0.1, "local.weight_decay": 0.05, "local.drop_last": False,
-}  # fmt: skip
-FEDCOPL_SETUP = {"rounds": 20, "clients": 10, "fraction": 1.0, **FEDCOPL_LOCAL}
-PROMPTFL_SETUP = {
-    "rounds": 20, "clients": 64, "local.epochs": 5, "local.lr": 1e-3, "local.schedule": "cosine", "tuner.length": 16,
-}  # fmt: skip
-
-PROMPT_PRESETS: dict[str, dict[str, Any]] = {
-    "capt": {**CAPT_SETUP, "tuner.length": 4},
-    "fedcopl": {**FEDCOPL_SETUP, "tuner.length": 16},
-    "original": PROMPTFL_SETUP,
+PROMPT_PRESETS: dict[str, Settings] = {
+    "capt": CAPT_PROMPTS,
+    "fedpurel": CAPT_PROMPTS,
+    "fedcopl": FEDCOPL_PROMPTS,
+    "original": PROMPTFL,
 }
 
 METHODS: dict[str, Entry] = {
@@ -103,7 +112,7 @@ METHODS: dict[str, Entry] = {
             "released": {"method.schedule": "interleaved", "method.lam": 0.99, "local.carry": "shared"},
         },
         when={
-            ("", "lora"): {"tuner.towers": "image", "tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.25},
+            ("", "lora"): FEDPUREL_LORA,
             ("released", "adapter"): {"method.align": "distil", "method.lam": 0.0},
         },
     ),
@@ -117,11 +126,62 @@ METHODS: dict[str, Entry] = {
         tuners=("text_prompt",),
         presets=PROMPT_PRESETS,
     ),
+    "promptfolio": Entry(
+        PromptFolio, "text_prompt", "Pan et al., NeurIPS", 2024, "federated prompts, personal",
+        "a global and a local text context, their sentences mixed",
+        tuners=("text_prompt",),
+        presets={
+            "capt": CAPT_PROMPTS,
+            "fedpurel": CAPT_PROMPTS,
+            "original": {
+                "rounds": 10, "clients": 10, "local.epochs": 5, "local.batch": 16, "local.lr": 1e-3,
+                "local.schedule": "cosine", "tuner.length": 8,
+            },
+        },
+    ),
+    "fedpgp": Entry(
+        FedPGP, "text_prompt", "Cui et al., ICML", 2024, "federated prompts, personal",
+        "a shared text context, a personal low-rank change of it, a contrast of the two",
+        tuners=("text_prompt",),
+        presets={
+            "capt": CAPT_PROMPTS,
+            "fedpurel": CAPT_PROMPTS,
+            "original": {
+                "rounds": 25, "clients": 10, "local.epochs": 2, "local.batch": 8, "local.lr": 1e-3, "tuner.length": 16,
+                "method.rank": 8, "method.mu": 0.5, "method.anchor": "placeholder",
+            },
+        },
+    ),
+    "pfedprompt": Entry(
+        PFedPrompt, "text_prompt", "Guo et al., WWW", 2023, "federated prompts, personal",
+        "a shared text context and a personal attention on image features (approximate: no public code)",
+        tuners=("text_prompt",),
+        presets={"fedcopl": FEDCOPL_PROMPTS},
+    ),
+    "kgcoop": Entry(
+        KgCoOp, "text_prompt", "Yao et al., CVPR", 2023, "central prompts, averaged",
+        "a text context whose sentences stay near the hand-written ones",
+        tuners=("text_prompt", "class_prompt"),
+        settings={"tuner.words": "a photo of a"},
+        presets={
+            "capt": {**CAPT_PROMPTS, "method.lam": 1.0},
+            "original": {"local.lr": 2e-3, "local.batch": 128, "local.epochs": 100, "local.schedule": "cosine"},
+        },
+        when={("", "class_prompt"): {"tuner.words": "a photo of a"}},
+    ),
     "fedclip": Entry(
-        FedAvg, "adapter", "Lu et al., IEEE Data Eng. Bull.", 2023, "federated adapters",
-        "FedAvg of an attention gate on image features",
+        FedCLIP, "adapter", "Lu et al., IEEE Data Eng. Bull.", 2023, "federated adapters",
+        "an attention gate on image features",
         tuners=("adapter",),
-        presets={"capt": CAPT_SETUP},
+        presets={
+            "capt": CAPT_SETUP,
+            "fedpurel": CAPT_SETUP,
+            "original": {
+                "rounds": 300, "local.epochs": 1, "local.batch": 32, "local.optimiser": "adam", "local.lr": 5e-5,
+                "local.betas": [0.9, 0.98], "local.eps": 1e-6, "local.weight_decay": 0.2,
+                "method.against": "captions", "method.equal": True, "data.template": "a picture of a {}",
+            },
+        },
     ),
     "clip-lora": Entry(
         FedAvg, "lora", "Zanella and Ben Ayed, CVPR workshops", 2024, "federated adapters",
@@ -129,11 +189,35 @@ METHODS: dict[str, Entry] = {
         tuners=("lora",),
         settings={"local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2},
         presets={
-            "capt": {**CAPT_SETUP, "local.optimiser": "sgd", "local.weight_decay": 5e-4},
-            "fedpurel": {
-                **CAPT_SETUP, "local.optimiser": "sgd", "local.weight_decay": 5e-4, "tuner.towers": "image",
-                "tuner.rank": 8, "tuner.alpha": 16.0,
-            },
+            "capt": {**CAPT_SETUP, "local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2},
+            "fedpurel": {**CAPT_SETUP, **FEDPUREL_LORA},
+            "original": {"local.schedule": "cosine", "local.batch": 32},
         },
+    ),
+    "fedsa-lora": Entry(
+        FedSALora, "lora", "Guo et al., ICLR", 2025, "federated adapters, personal",
+        "of low-rank deltas B A, the A shared and the B kept",
+        tuners=("lora",),
+        settings={"local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2, **FEDPUREL_LORA},
+        presets={
+            "fedpurel": {**CAPT_SETUP, **FEDPUREL_LORA},
+            "original": {"tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.05},
+        },
+    ),
+    "local": Entry(
+        Alone, "text_prompt", "(every client for itself)", 2017, "reference", "each client trains alone; any tuner",
+    ),
+    "central": Entry(
+        Central, "text_prompt", "(everything in one place)", 2017, "reference",
+        "one model on everyone's data, not federated; any tuner",
+    ),
+    "linear-probe": Entry(
+        FedAvg, "head", "Radford et al., ICML", 2021, "federated heads", "FedAvg of a linear classifier on features",
+        tuners=("head",),
+    ),
+    "scaffold": Entry(
+        Scaffold, "text_prompt", "Karimireddy et al., ICML", 2020, "federated",
+        "control variates against clients' drift; any tuner",
+        settings={"local.momentum": 0.0, "local.lr": 1e-2},
     ),
 }  # fmt: skip

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Scope, Server, resolve
+from ..core import GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Scope, Server, branch, resolve, two_branches
 from ..descend import Gradient, Local, descend, gradient_of
 from ..maths import entropy, kl, task_loss
 
@@ -54,8 +54,7 @@ class FedPuReL(Method):
         return resolve(self.share, theta, idle_too=True)  # a pass trains one branch alone
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        branches = [("global.", model.init(rng)), ("local.", model.init(rng))]
-        return {branch + name: value for branch, theta in branches for name, value in theta.items()}
+        return two_branches(model, rng)
 
     def cohort(self, t: int, clients: int, fraction: float, rng: torch.Generator) -> list[int]:
         if self.schedule == "interleaved" and t == 0:
@@ -119,10 +118,6 @@ class FedPuReL(Method):
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return model.logits(branch(theta, "global."), x)
-
-
-def branch(theta: Params, prefix: str) -> Params:
-    return {name.removeprefix(prefix): value for name, value in theta.items() if name.startswith(prefix)}
 
 
 def gradients(loss: Tensor, theta: Params, retain_graph: bool = False) -> Params:

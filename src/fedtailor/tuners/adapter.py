@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from ..maths import linear_init
 from .base import Bend, Tuner
-from .coupled import linear_init
 
 if TYPE_CHECKING:
     from ..core import Params

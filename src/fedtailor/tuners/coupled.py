@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from ..clip.model import Clip
 from ..clip.vision import EMBEDDED, Prompt
 from ..errors import UserError
+from ..maths import linear_init
 from .base import Bend, Plan, Tuner, normal
 from .text_prompt import context, frozen_words
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 class Coupled(Tuner):
     length: int = Field(1, ge=1, title="M", description="context rows, and image tokens made from them")
-    depth: int = Field(1, ge=1, title="J", description="1: one projection at the input (CAPT) · more: deep (MaPLe)")
+    depth: int = Field(1, ge=0, title="J", description="layers prompted; 1: CAPT's · 0: ¾ of the smaller tower (MaPLe)")
     words: str = Field("", description="start as these words; those beyond M stay frozen. Empty: N(0, 0.02²)")
 
     def touches(self) -> frozenset[str]:
@@ -32,32 +31,27 @@ class Coupled(Tuner):
     def stage(self, clip: Clip) -> str:
         return clip.vision.stages[1]
 
+    def reach(self, clip: Clip) -> int:
+        """J, how many layers are prompted; MaPLe's 9 of 12 are three quarters."""
+        most = min(len(clip.text.transformer), clip.vision.layers)
+        if self.depth > most:
+            raise UserError(f"depth={self.depth}: both towers have to have that many layers, the smaller has {most}")
+        return self.depth or max(1, 3 * most // 4)
+
     def plan(self, model: Model) -> Plan:
         return Plan(shared=self.length, before=frozen_words(model, self.words, self.length))
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        text, vision = model.clip.text, model.clip.vision
-        most = min(len(text.transformer), vision.layers)
-        if self.depth > most:
-            raise UserError(f"depth={self.depth}: both towers have to have that many layers, the smaller has {most}")
+        text, vision, J = model.clip.text, model.clip.vision, self.reach(model.clip)
         theta = {"general.ctx": context(model, self.length, self.words, rng)}
-        theta |= {f"general.deep{i}": normal((self.length, text.width), rng) for i in range(1, self.depth)}
-        for i in range(self.depth):
+        theta |= {f"general.deep{i}": normal((self.length, text.width), rng) for i in range(1, J)}
+        for i in range(J):
             theta |= linear_init(f"couple.{i}", text.width, vision.prompt_width, rng)
         return theta
 
     def bend(self, theta: Params, model: Model) -> Bend:
-        deep = {i: theta[f"general.deep{i}"] for i in range(1, self.depth)}
+        deep = {i: theta[f"general.deep{i}"] for i in range(1, self.reach(model.clip))}
         rows = [theta["general.ctx"], *deep.values()]
         visual = [F.linear(r, theta[f"couple.{i}.weight"], theta[f"couple.{i}.bias"]) for i, r in enumerate(rows)]
         later = {i: Prompt(token, replace=True) for i, token in enumerate(visual) if i > 0}
         return Bend(shared=theta["general.ctx"], deep=deep, prompts={EMBEDDED: Prompt(visual[0]), **later})
-
-
-def linear_init(name: str, inside: int, outside: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """As torch.nn.Linear begins: uniform in ±1/√inside."""
-
-    def uniform(*shape: int) -> Tensor:
-        return (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside)
-
-    return {f"{name}.weight": uniform(outside, inside), f"{name}.bias": uniform(outside)}

@@ -1,0 +1,13 @@
+"""Central: one model trained on everyone's data in one place, which is what federated methods hope to come near.
+
+Departures: none. A round is local.epochs passes over all the data, where a federated round sees only its cohort's.
+It moves the pictures themselves, which is not counted in its bytes.
+"""
+
+from __future__ import annotations
+
+from ..core import Method
+
+
+class Central(Method):
+    pooled = True

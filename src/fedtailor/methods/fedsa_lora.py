@@ -1,0 +1,16 @@
+"""FedSA-LoRA: of every low-rank delta B A, the A matrices are shared and the B matrices stay.
+
+Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025.
+Notation: A_i → *.A, B_i → *.B.
+Departures: written for language models; here on CLIP's attention matrices. The method defines no global model, and
+with B at its first value, zero, what is shared alone is CLIP as it is: the global numbers are zero-shot's.
+"""
+
+from __future__ import annotations
+
+from ..core import GLOBAL, LOCAL, Method
+
+
+class FedSALora(Method):
+    share = {"*.A": GLOBAL, "*.B": LOCAL}  # noqa: RUF012  # a ClassVar of the base
+    everyone_first = True

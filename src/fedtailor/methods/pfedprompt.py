@@ -1,0 +1,65 @@
+"""pFedPrompt, approximately: a shared text prompt, and a small attention of each client's own on its image features.
+
+Guo, Guo and Wang, pFedPrompt: Learning Personalized Prompt for Vision-Language Models in Federated Learning, WWW 2023.
+Notation: the shared prompt → text.ctx, the attention → local.*: p = W_v softmax(W_q norm(z)), logits = scale (cos + p).
+Departures: the authors released no code and the paper leaves the attention open. This is the form that another paper's
+re-implementation chose, not the authors'; W_v begins at zero, so that a client begins as PromptFL. The attention learns
+`pace` times as fast as the prompt. The global model is the shared prompt alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch
+from ..descend import Gradient
+from ..maths import linear_init, task_loss
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+
+class PFedPrompt(Method):
+    share = {"local.*": LOCAL, "*": GLOBAL}  # noqa: RUF012  # a ClassVar of the base
+    everyone_first = True
+
+    pace: float = Field(5.0, gt=0, allow_inf_nan=False, description="the attention's learning rate, in units of lr")
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        C, D = model.classes, model.clip.shape.embed
+        own = linear_init("local.query", D, C, rng) | linear_init("local.value", C, C, rng)
+        own |= {"local.value.weight": torch.zeros(C, C), "local.value.bias": torch.zeros(C)}
+        return {**model.init(rng), **own, "local.norm.weight": torch.ones(D), "local.norm.bias": torch.zeros(D)}
+
+    def gradient(self, model: Model, start: Params) -> Gradient:
+        plain = super().gradient(model, start)
+
+        def gradient(theta: Params, batch: Batch) -> Params:
+            return {n: self.pace * g if n.startswith("local.") else g for n, g in plain(theta, batch).items()}
+
+        return gradient
+
+    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
+        return task_loss(self.logits(model, theta, batch.x, batch.rng), batch)
+
+    def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        own = attention(branch(theta, "local."), model.image(theta, x, rng))
+        return model.logits(theta, x, rng) + model.clip.scale * own
+
+    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return self.logits(model, theta, x)
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return model.logits(theta, x)
+
+
+def attention(own: Params, z: Tensor) -> Tensor:
+    """(B, C) what a client adds to the cosines of images z (B, D)."""
+    z = F.layer_norm(z, z.shape[-1:], own["norm.weight"], own["norm.bias"])
+    looks = F.linear(z, own["query.weight"], own["query.bias"]).softmax(dim=-1)
+    return F.linear(looks, own["value.weight"], own["value.bias"])

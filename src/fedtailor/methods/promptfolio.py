@@ -1,0 +1,49 @@
+"""PromptFolio: every client mixes a global and a local prompt, as one mixes assets of a portfolio.
+
+Pan, Huang and Shi, Federated Learning from Vision-Language Foundation Models: Theoretical Analysis and Method,
+NeurIPS 2024.
+Notation: p_G → global.*, p_L → local.*, θ → theta_mix.
+Departures: none. The two unit vectors are mixed as they are; the mixture is not normalised again, as released.
+Since logits are linear in it, mixing sentences is mixing logits. The global model is p_G alone (θ = 0).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch, two_branches
+from ..maths import task_loss
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+
+class PromptFolio(Method):
+    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
+    neutral = {"theta_mix": 0.0}  # noqa: RUF012
+    everyone_first = True
+
+    theta_mix: float = Field(0.4, ge=0, le=1, title="θ", description="weight of the local prompt")
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        return two_branches(model, rng)
+
+    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
+        return task_loss(self.mixed(model, theta, batch.x, batch.rng), batch)
+
+    def mixed(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        l_G = model.logits(branch(theta, "global."), x, rng)
+        if self.theta_mix == 0:
+            return l_G
+        l_L = model.logits(branch(theta, "local."), x, rng)
+        return (1 - self.theta_mix) * l_G + self.theta_mix * l_L
+
+    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return self.mixed(model, theta, x)
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return model.logits(branch(theta, "global."), x)

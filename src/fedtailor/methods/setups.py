@@ -1,0 +1,30 @@
+"""The settings of papers' comparisons, which several methods' presets share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Settings = dict[str, Any]  # dotted keys, as on the command line
+
+# CAPT's and FedPuReL's tables: the released codes of the PromptFL family.
+CAPT_SETUP: Settings = {
+    "rounds": 100, "clients": 20, "fraction": 0.4, "local.epochs": 1, "local.batch": 32, "local.lr": 1e-3,
+    "local.optimiser": "sgd", "local.momentum": 0.9, "local.weight_decay": 5e-4, "local.schedule": "constant",
+}  # fmt: skip
+CAPT_PROMPTS: Settings = {**CAPT_SETUP, "tuner.length": 4}
+CAPT_SCRATCH: Settings = {**CAPT_SETUP, "local.epochs": 5}  # networks trained from scratch get five epochs
+
+# FedCoPL's.
+FEDCOPL_LOCAL: Settings = {
+    "local.epochs": 10, "local.batch": 64, "local.lr": 0.1, "local.weight_decay": 0.05, "local.drop_last": False,
+}  # fmt: skip
+FEDCOPL_PROMPTS: Settings = {
+    "rounds": 20, "clients": 10, "fraction": 1.0, **FEDCOPL_LOCAL, "tuner.length": 16,
+}  # fmt: skip
+
+PROMPTFL: Settings = {
+    "rounds": 20, "clients": 64, "local.epochs": 5, "local.lr": 1e-3, "local.schedule": "cosine", "tuner.length": 16,
+}  # fmt: skip
+
+# FedPuReL's low-rank deltas.
+FEDPUREL_LORA: Settings = {"tuner.towers": "image", "tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.25}
