@@ -25,7 +25,7 @@ from fedtailor.errors import UserError
 from fedtailor.methods import METHODS
 from fedtailor.metrics import NAMES
 from fedtailor.progress import Comparing
-from fedtailor.report.comparison import caption, comparison_table, markdown, marks
+from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
 from fedtailor.rng import generator
 from fedtailor.setup import Setup, prepare
 from fedtailor.store import Store
@@ -262,7 +262,7 @@ def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any])
 def test_summary(made: Comparison, folder: Path) -> None:
     """The object that scripts read: every key, means and sample deviations of what the run folders hold."""
     s = made.summary
-    assert set(s) == {"rows", "seeds", "number", "same", "command", "date", "versions", "folder"}
+    assert set(s) == {"rows", "seeds", "number", "sort", "same", "command", "date", "versions", "folder"}
     assert (s["seeds"], s["number"], s["folder"]) == ([0, 1], "last", str(folder))
     assert [row["title"] for row in s["rows"]] == TITLES
     for row, name in zip(s["rows"], ("zeroshot", "promptfl", "promptprox-method.mu-0.7", "fedclip"), strict=True):
@@ -806,3 +806,47 @@ def test_the_page(made: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out.count("\n") == len(TITLES)
+
+
+# --- several at a time, sorted, all ---------------------------------------------------------------------------------
+
+
+def test_two_at_a_time_give_the_same_numbers(small: dict[str, Any], made: Comparison, tmp_path: Path) -> None:
+    twice = fedtailor.compare(ROWS, small, seeds=2, out=tmp_path / "two", jobs=2)
+    assert untimed(twice) == untimed(made)
+    assert (tmp_path / "two" / "table.md").is_file()
+
+
+def test_what_goes_wrong_in_one_process_is_told(small: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="training diverged"):
+        fedtailor.compare(["promptfl:lr=1e38", "fedclip"], small, out=tmp_path / "two", jobs=2)
+    with pytest.raises(UserError, match="jobs=0"):
+        fedtailor.compare(ROWS, small, jobs=0)
+
+
+def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
+    for part in ("global", "personal"):
+        lines = section({**made.summary, "sort": "tail"}, part)
+        tails = [row[part]["tail"]["mean"] for row, _ in lines]
+        assert tails == sorted(tails, reverse=True)
+        assert {row["title"] for row, _ in lines} == set(TITLES)
+        assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
+    with pytest.raises(UserError, match="unknown sort"):
+        comparison.carry_out(make_plan(["promptfl"], {}), None, sort="tale")
+
+
+def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
+    rows = json.loads(json.dumps(made.summary["rows"]))
+    rows[1]["global"]["overall"] = {"mean": None, "std": None}
+    lines = section({**made.summary, "rows": rows, "sort": "overall"}, "global")
+    assert lines[-1][0]["title"] == "promptfl"
+    assert lines[-1][1][0].text == "–"
+
+
+def test_every_method_has_one_row() -> None:
+    """What is the same method under two names is compared once, under its paper's."""
+    names = comparison.every_method()
+    assert set(METHODS) - set(names) == {"fedavg", "fedprox"}
+    plan = make_plan(names, {"rounds": 2})
+    assert plan.rows[0].method == "zeroshot"
+    assert len(plan.rows) == len(names)

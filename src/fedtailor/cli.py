@@ -135,6 +135,9 @@ def compare(
     number: Annotated[str | None, typer.Option(metavar="last|last10|best", help="of each run; default: last")] = None,
     out: Annotated[Path | None, typer.Option(help="the folder; one with this comparison is gone on with")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the comparison in this folder")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="every method, each with its own settings")] = False,
+    sort: Annotated[str | None, typer.Option(help="by a column, best first: overall, tail …")] = None,
+    jobs: Annotated[int, typer.Option(help="runs at a time; best with threads=1")] = 1,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -145,16 +148,19 @@ def compare(
         from .report.comparison import comparison_table
 
     if resume:
-        if words or out or seeds:
+        if words or out or seeds or all_:
             raise UserError("--resume takes all settings from the comparison's folder; give no others")
         plan, noted = comparison.read_plan(resume)
         folder, number = resume, number or noted
     else:
-        plan = comparison.make_plan(*comparison.split_words(words or []), seeds)
+        rows, settings = comparison.split_words(words or [])
+        rows = [*(name for name in comparison.every_method() if all_ and name not in rows), *rows]
+        plan = comparison.make_plan(rows, settings, seeds)
         folder = out or new_folder(f"compare-{data_word(plan.rows[0].run)}")
     with Comparing(enabled=not quiet) as progress:
         try:
-            result = comparison.carry_out(plan, folder, number or "last", progress)
+            by = sort or ("overall" if all_ else None)
+            result = comparison.carry_out(plan, folder, number or "last", progress, by, jobs)
         except KeyboardInterrupt:
             begun = (folder / comparison.NOTE).is_file()
             told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
@@ -170,11 +176,16 @@ def compare(
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="methods|tuners|labelers|datasets|partitions|backbones|engines|diagnostics")
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="methods, tuners, labelers, rebalancers, servers, datasets, partitions, backbones, engines, "
+            "diagnostics",
+        ),
     ] = "methods",
     as_json: Json = False,
 ) -> None:
-    """List methods, tuners, labelers, datasets, partitions, backbones, engines or diagnostics."""
+    """List methods, tuners and whatever else can be chosen."""
     with waiting("starting"):
         from . import catalogue
     rows = catalogue.rows(what)

@@ -8,10 +8,13 @@ that was stopped is resumed, the rest are begun.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import platform
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -72,14 +75,18 @@ def compare(
     number: str = "last",
     out: str | PathLike[str] | None = None,
     watcher: RunsWatcher = SILENT,
+    sort: str | None = None,
+    jobs: int = 1,
     **more: Any,
 ) -> Comparison:
     """Compare methods. Settings are for all of them; a method's own stand with it. `seeds=3` are seeds 0, 1 and 2.
 
+    `sort="overall"` puts the best row first; with `jobs=2` two runs go on at a time, each in a process of its own.
+
     compare(["promptfl", "promptprox:method.mu=0.1", ("fedavg", {"tuner": "lora"})], {"data.alpha": 0.5}, seeds=3)
     """
     plan = make_plan(methods, {**(settings or {}), **more}, seeds)
-    return carry_out(plan, None if out is None else Path(out), number, watcher)
+    return carry_out(plan, None if out is None else Path(out), number, watcher, sort, jobs)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------
@@ -226,6 +233,11 @@ def read_spec(spec: Spec) -> tuple[str, dict[str, Any]]:
     return name, own
 
 
+def every_method() -> list[str]:
+    """All methods; of those that are the same under two names, the one that a paper gave it."""
+    return list({(e.method, e.tuner, str(e.settings)): name for name, e in METHODS.items()}.values())
+
+
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """A command line's methods, which are plain or have a colon before any `=`, and its settings for all of them."""
     methods = [word for word in words if "=" not in word or ":" in word.partition("=")[0]]
@@ -254,10 +266,21 @@ def check_equal(rows: Sequence[Row]) -> None:
 # --- the runs -------------------------------------------------------------------------------------------------------
 
 
-def carry_out(plan: Plan, folder: Path | None, number: str = "last", watcher: RunsWatcher = SILENT) -> Comparison:
+def carry_out(
+    plan: Plan,
+    folder: Path | None,
+    number: str = "last",
+    watcher: RunsWatcher = SILENT,
+    sort: str | None = None,
+    jobs: int = 1,
+) -> Comparison:
     """Make, resume or read every run, and put them side by side. Without a folder nothing is kept."""
     if number not in NUMBERS:
         raise unknown("number", number, NUMBERS)
+    if sort is not None and sort not in NAMES:
+        raise unknown("sort", sort, NAMES)
+    if jobs < 1:
+        raise UserError(f"jobs={jobs}: 1 or more runs at a time")
     if folder is not None:
         check_folder(plan, folder)
     left = [
@@ -268,10 +291,10 @@ def carry_out(plan: Plan, folder: Path | None, number: str = "last", watcher: Ru
     if left:
         rehearse(left, watcher)
     if folder is None:
-        return side_by_side(plan, None, number, watcher)
+        return side_by_side(plan, None, number, watcher, sort, jobs)
     with taken(folder):
         write(folder / NOTE, as_json({**plan.note(), "number": number}))
-        made = side_by_side(plan, folder, number, watcher)
+        made = side_by_side(plan, folder, number, watcher, sort, jobs)
         write(folder / "table.json", as_json(made.summary))
         write(folder / "table.md", markdown(made.summary).encode())
     return made
@@ -296,17 +319,19 @@ def rehearse(runs: Sequence[tuple[Row, Run]], watcher: RunsWatcher) -> None:
         watcher.working("preparing", len(runs), len(runs))
 
 
-def side_by_side(plan: Plan, folder: Path | None, number: str, watcher: RunsWatcher) -> Comparison:
-    runs = list(plan.runs())
+def side_by_side(
+    plan: Plan, folder: Path | None, number: str, watcher: RunsWatcher, sort: str | None, jobs: int
+) -> Comparison:
+    runs = [(row, run, None if folder is None else folder / place) for row, run, place in plan.runs()]
     found: dict[str, list[dict[str, Any]]] = {row.title: [] for row in plan.rows}
-    for done, (row, run, place) in enumerate(runs):
-        watcher.running(row.title, run.seed, done, len(runs))
-        found[row.title].append(summary_of(run, None if folder is None else folder / place, watcher))
+    for (row, _, _), summary in zip(runs, summaries(runs, watcher, jobs), strict=True):
+        found[row.title].append(summary)
     same = {short_key(key): placeless(value) for key, value in plan.rows[-1].held.items() if value != ""}
     summary = {
         "rows": [table_row(row, found[row.title], number) for row in plan.rows],
         "seeds": list(plan.seeds),
         "number": number,
+        "sort": sort,
         "same": same,
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),
@@ -321,7 +346,32 @@ def side_by_side(plan: Plan, folder: Path | None, number: str, watcher: RunsWatc
     return Comparison(summary, found, folder)
 
 
-def summary_of(run: Run, folder: Path | None, watcher: RunsWatcher) -> dict[str, Any]:
+def summaries(
+    runs: Sequence[tuple[Row, Run, Path | None]], watcher: RunsWatcher, jobs: int
+) -> Iterator[dict[str, Any]]:
+    """Of every run, in this order; several are made at a time if asked."""
+    if jobs == 1:
+        for done, (row, run, place) in enumerate(runs):
+            watcher.running(row.title, run.seed, done, len(runs))
+            yield summary_of(run, place, watcher)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(summary_of, run, place): (row, run) for row, run, place in runs}
+        try:
+            for done, future in enumerate(as_completed(futures)):
+                future.result()  # what goes wrong in one ends the comparison now, not when its turn comes
+                row, run = futures[future]
+                watcher.running(row.title, run.seed, done, len(runs))
+        except BrokenProcessPool as error:
+            told = "a run's process was ended from outside; the same command goes on with it"
+            raise UserError(f"{told}, perhaps with fewer than {jobs} --jobs") from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        yield from (future.result() for future in futures)
+
+
+def summary_of(run: Run, folder: Path | None, watcher: api.Watcher = api.SILENT) -> dict[str, Any]:
     """Read where it is finished, resumed where it was stopped, else run."""
     if folder is None or not (folder / "run.toml").is_file():
         return api.run(run, out=folder, watcher=watcher).summary

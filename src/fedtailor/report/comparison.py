@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ def comparison_table(summary: dict[str, Any]) -> RenderableType:
         table.add_column("", overflow="fold")
         for column in columns(part):
             table.add_column(column, justify="right", no_wrap=True)
-        for row, cells in zip(summary["rows"], section(summary, part), strict=True):
+        for row, cells in section(summary, part):
             table.add_row(Text(row["title"]), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
         parts += [Text(heading, style="italic"), table, ""]
     return Group(*parts, Text(caption(summary), style="dim"))
@@ -67,7 +68,7 @@ def markdown(summary: dict[str, Any]) -> str:
     for part, heading in SECTIONS.items():
         names = columns(part)
         lines += ["", f"| {heading} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
-        for row, cells in zip(summary["rows"], section(summary, part), strict=True):
+        for row, cells in section(summary, part):
             texts = [row["title"].replace("|", r"\|"), *(style[cell.mark].format(cell.text) for cell in cells)]
             lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
@@ -77,8 +78,8 @@ def columns(part: str) -> tuple[str, ...]:
     return COLUMNS + COSTS if part == "global" else COLUMNS  # a run's costs are told once
 
 
-def section(summary: dict[str, Any], part: str) -> list[list[Cell]]:
-    """A row of cells for each row."""
+def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], list[Cell]]]:
+    """Each row with its cells, in the order that was asked for: by a column, the best first, or as given."""
     rows = summary["rows"]
     scores = []
     for column in COLUMNS:
@@ -88,7 +89,11 @@ def section(summary: dict[str, Any], part: str) -> list[list[Cell]]:
     by_row = [list(cells) for cells in zip(*scores, strict=True)]
     if part == "global":
         by_row = [cells + costs(row) for cells, row in zip(by_row, rows, strict=True)]
-    return by_row
+    lines = list(zip(rows, by_row, strict=True))
+    by = summary.get("sort")
+    if by is None:
+        return lines
+    return sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
 
 
 def costs(row: dict[str, Any]) -> list[Cell]:
