@@ -25,7 +25,11 @@ NAMES = ("cat", "maple tree", "T-shirt/top", "dog", "a_b")
 CLIENTS = 4
 JOINS = ("text_prompt+visual_prompt", "coupled+class_prompt", "text_prompt+lora")
 # For tuners whose defaults are larger than the tiny CLIP, or that draw no numbers by default.
-SMALL = {"lora": {"tuner.dropout": 0.1}, "visual_prompt": {"tuner.depth": 2, "tuner.mode": "dropped"}}
+SMALL = {
+    "lora": {"tuner.dropout": 0.1},
+    "visual_prompt": {"tuner.depth": 2, "tuner.mode": "dropped"},
+    "resnet": {"tuner.width": 4},
+}
 
 # For methods whose own settings are long for a toy.
 BRIEF = {

@@ -31,6 +31,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("lora", {"towers": "text"}),
     ("lora", {"towers": "image", "first": 1}),
     ("adapter", {"hidden": 5}),
+    ("head", {"start": "text"}),
+    ("meta_prompt", {"hidden": 3}),
+    ("prompt_generator", {"length": 2}),
+    ("coupled", {"length": 2, "depth": 0}),
+    ("resnet", {"width": 4}),
     *((name, {}) for name in JOINS),
 ]
 every = pytest.mark.parametrize(("name", "options"), CASES)
@@ -57,6 +62,7 @@ def test_cutting_at_the_stage_changes_nothing(name: str, options: dict[str, Any]
     m = model(name, options)
     theta = moved(m)
     whole = m.clip.vision(images(), "pixels", "features", (b := m.bend(theta)).prompts, b.image_deltas)
+    whole = whole if b.net is None else b.net(images(), None)
     for gate in b.gates:
         whole = gate(whole)
     whole = torch.nn.functional.normalize(whole, dim=-1)

@@ -16,6 +16,7 @@ from .fedpgp import FedPGP
 from .fedprox import FedProx
 from .fedpurel import FedPuReL
 from .fedsa_lora import FedSALora
+from .fedtpg import FedTPG
 from .kgcoop import KgCoOp
 from .local import Alone
 from .pfedprompt import PFedPrompt
@@ -23,11 +24,13 @@ from .promptfolio import PromptFolio
 from .scaffold import Scaffold
 from .setups import (
     CAPT_PROMPTS,
+    CAPT_SCRATCH,
     CAPT_SETUP,
     FEDCOPL_LOCAL,
     FEDCOPL_PROMPTS,
     FEDPUREL_LORA,
     PROMPTFL,
+    SCRATCH,
     Settings,
 )
 from .zeroshot import ZeroShot
@@ -126,6 +129,18 @@ METHODS: dict[str, Entry] = {
         tuners=("text_prompt",),
         presets=PROMPT_PRESETS,
     ),
+    "fedtpg": Entry(
+        FedTPG, "prompt_generator", "Qiu et al., ICLR", 2024, "federated prompts",
+        "one network, learned together, writes the context from the class names",
+        tuners=("prompt_generator",),
+        presets={
+            "capt": CAPT_PROMPTS,
+            "original": {
+                "rounds": 500, "local.epochs": 1, "local.batch": 200, "local.lr": 3e-3, "local.weight_decay": 1e-5,
+                "local.schedule": "cosine", "local.span": 500,
+            },
+        },
+    ),
     "promptfolio": Entry(
         PromptFolio, "text_prompt", "Pan et al., NeurIPS", 2024, "federated prompts, personal",
         "a global and a local text context, their sentences mixed",
@@ -158,6 +173,16 @@ METHODS: dict[str, Entry] = {
         tuners=("text_prompt",),
         presets={"fedcopl": FEDCOPL_PROMPTS},
     ),
+    "cocoop": Entry(
+        FedAvg, "meta_prompt", "Zhou et al., CVPR", 2022, "central prompts, averaged",
+        "a text context that a small network moves for each image",
+        tuners=("meta_prompt",),
+        settings={"tuner.words": "a photo of a"},
+        presets={
+            "capt": CAPT_PROMPTS,
+            "original": {"local.epochs": 10, "local.batch": 1, "local.lr": 2e-3, "local.schedule": "cosine"},
+        },
+    ),
     "kgcoop": Entry(
         KgCoOp, "text_prompt", "Yao et al., CVPR", 2023, "central prompts, averaged",
         "a text context whose sentences stay near the hand-written ones",
@@ -168,6 +193,18 @@ METHODS: dict[str, Entry] = {
             "original": {"local.lr": 2e-3, "local.batch": 128, "local.epochs": 100, "local.schedule": "cosine"},
         },
         when={("", "class_prompt"): {"tuner.words": "a photo of a"}},
+    ),
+    "maple": Entry(
+        FedAvg, "coupled", "Khattak et al., CVPR", 2023, "central prompts, averaged",
+        "deep text prompts, projected into the image tower",
+        tuners=("coupled",),
+        settings={"tuner.length": 2, "tuner.depth": 0, "tuner.words": "a photo of a"},
+        presets={
+            "capt": {**CAPT_SETUP, "tuner.depth": 1},  # that code's copy: its deeper prompts get no gradient
+            "original": {
+                "tuner.depth": 9, "local.epochs": 5, "local.batch": 4, "local.lr": 3.5e-3, "local.schedule": "cosine",
+            },
+        },
     ),
     "fedclip": Entry(
         FedCLIP, "adapter", "Lu et al., IEEE Data Eng. Bull.", 2023, "federated adapters",
@@ -219,5 +256,24 @@ METHODS: dict[str, Entry] = {
         Scaffold, "text_prompt", "Karimireddy et al., ICML", 2020, "federated",
         "control variates against clients' drift; any tuner",
         settings={"local.momentum": 0.0, "local.lr": 1e-2},
+    ),
+    "scratch-fedavg": Entry(
+        FedAvg, "resnet", "McMahan et al., AISTATS", 2017, "from scratch", "FedAvg of a ResNet, without CLIP",
+        tuners=("resnet",),
+        settings=SCRATCH,
+        presets={"capt": CAPT_SCRATCH},
+    ),
+    "fedgrab": Entry(
+        FedAvg, "resnet", "Xiao et al., NeurIPS", 2023, "from scratch, long-tailed",
+        "FedAvg of a ResNet with gradients in balance, class by class (rebalance=fedgrab does it for any method)",
+        tuners=("resnet",),
+        settings={**SCRATCH, "rebalance.name": "fedgrab", "rebalance.loss": "bce"},
+        presets={
+            "capt": CAPT_SCRATCH,
+            "original": {
+                "rounds": 500, "clients": 40, "fraction": 1.0, "local.epochs": 5, "local.batch": 10, "local.lr": 0.03,
+                "local.momentum": 0.5, "tuner.depth": 18,
+            },
+        },
     ),
 }  # fmt: skip

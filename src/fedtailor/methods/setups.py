@@ -26,5 +26,8 @@ PROMPTFL: Settings = {
     "rounds": 20, "clients": 64, "local.epochs": 5, "local.lr": 1e-3, "local.schedule": "cosine", "tuner.length": 16,
 }  # fmt: skip
 
+# Networks trained from scratch: larger steps than prompts take.
+SCRATCH: Settings = {"local.lr": 0.05}
+
 # FedPuReL's low-rank deltas.
 FEDPUREL_LORA: Settings = {"tuner.towers": "image", "tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.25}

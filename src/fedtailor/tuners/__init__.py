@@ -13,7 +13,10 @@ from .coupled import Coupled
 from .head import Head
 from .join import Join
 from .lora import Lora
+from .meta_prompt import MetaPrompt
 from .none import Untuned
+from .prompt_generator import PromptGenerator
+from .resnet import ResNet
 from .text_prompt import TextPrompt
 from .visual_prompt import VisualPrompt
 
@@ -23,11 +26,14 @@ TUNERS: dict[str, type[Tuner]] = {
     "none": Untuned,
     "text_prompt": TextPrompt,
     "class_prompt": ClassPrompt,
+    "meta_prompt": MetaPrompt,
+    "prompt_generator": PromptGenerator,
     "visual_prompt": VisualPrompt,
     "coupled": Coupled,
     "lora": Lora,
     "adapter": Adapter,
     "head": Head,
+    "resnet": ResNet,
 }
 
 

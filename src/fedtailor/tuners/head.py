@@ -22,7 +22,7 @@ class Head(Tuner):
     start: Literal["zero", "text"] = Field("zero", description="text: the rows begin as the class sentences' features")
 
     def touches(self) -> frozenset[str]:
-        return frozenset({"features"})
+        return frozenset({"classifier"})
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         rows = model.zero_shot.cpu().clone() if self.start == "text" else torch.zeros(model.zero_shot.shape)

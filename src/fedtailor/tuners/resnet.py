@@ -43,7 +43,7 @@ class ResNet(Tuner):
         return self
 
     def touches(self) -> frozenset[str]:
-        return frozenset({"image"})
+        return frozenset({"image", "classifier"})
 
     def stage(self, clip: Clip) -> str:
         return "pixels"

@@ -1,0 +1,21 @@
+"""FedTPG: clients learn one network together that writes the context from the class names.
+
+Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024.
+Notation: T → model.names, Q → generator.queries, f_θ → generate (tuners/prompt_generator.py), m → tuner.length.
+Departures:
+- Every client tells all C classes apart and its generator reads all their names; in the paper each has its own few.
+- The generator is kept in fp32, not in half precision, and without what is off by default: self-attention, deep rows.
+
+T is of bare class names, as released; the sentence of zero-shot CLIP has a template around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core import Method, Reply, Server, even
+
+
+class FedTPG(Method):
+    def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
+        return super().aggregate(server, even(replies))  # θ = 1/|S| Σ θ_k over the cohort S

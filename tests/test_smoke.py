@@ -1,0 +1,56 @@
+"""Every method with every tuner it allows, on every partition, with labels and without: a round runs and is tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.config import GIVEN
+from fedtailor.data.federation import Federation, federate
+from fedtailor.data.groups import GROUPS
+from fedtailor.data.partition import PARTITIONS
+from fedtailor.data.sets import Dataset, histogram
+from fedtailor.setup import assemble
+from fedtailor.train import train
+from world import NAMES, checkpoint, combinations, dataset, settings
+
+CLIENTS = 3
+OPTIONS: dict[str, dict[str, Any]] = {"dirichlet": {"alpha": 0.5, "min_size": 2}, "quantity": {"share": 1.0}}
+LABELS = {"labelled": GIVEN, "unlabelled": "copl"}
+
+
+@cache
+def places() -> Dataset:
+    """The toy with super-classes, and with places that its pictures come from."""
+    toy = dataset(6)
+    sites = [np.arange(len(split)) % CLIENTS for split in (toy.train, toy.test)]
+    train, test = (replace(s, sites=p.astype(np.int64)) for s, p in zip((toy.train, toy.test), sites, strict=True))
+    return replace(toy, train=train, test=test, coarse=np.array([0, 1, 1, 0, 1]))
+
+
+@cache
+def dealt(partition: str) -> Federation:
+    return federate(places(), PARTITIONS[partition](**OPTIONS.get(partition, {})), CLIENTS, 0)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize(("method", "tuner"), combinations())
+def test_a_round_of_everything(method: str, tuner: str, partition: str, labels: str) -> None:
+    run = settings(method, tuner, clients=CLIENTS, fraction=1.0, rounds=1, labels=LABELS[labels])
+    truths = places().train.labels
+    assert truths is not None
+    setup = assemble(run, dealt(partition), GROUPS["capt"](histogram(truths, len(NAMES))), checkpoint())
+    if not setup.job.method.trains:
+        assert not list(train(setup))
+        return
+    last = list(train(setup))[-1]
+    assert last.personal is not None
+    assert last.personal.overall is not None
+    assert (last.pseudo is None) == (labels == "labelled")
+    assert all(torch.isfinite(value).all() for value in setup.job.start.values())
