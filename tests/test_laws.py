@@ -21,7 +21,7 @@ from fedtailor.rng import generator
 from fedtailor.setup import Setup
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import advance, train
-from fedtailor.visit import Client, Task, dressed, theta_of, visit
+from fedtailor.visit import Client, Hold, Task, dressed, theta_of, visit
 from fedtailor.wire import client_to_bytes, task_to_bytes
 from world import combinations, settings, world
 
@@ -186,6 +186,9 @@ def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
     (who,) = job.method.everyone(1)
     rng = generator(job.seed, "round", 0, "client", who, task.pass_)
     data = dressed(job, client, setup.shelves[who])
+    if job.rebalancer is not None:
+        draws = generator(job.seed, "round", 0, "client", who, task.pass_, "rebalance")
+        data = data.balanced(Hold(job.rebalancer, client, draws))
     gradient = job.method.gradient(job.model, {**theta, **task.inbox})
     end = descend(
         gradient,

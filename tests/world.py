@@ -28,11 +28,14 @@ JOINS = ("text_prompt+visual_prompt", "coupled+class_prompt", "text_prompt+lora"
 SMALL = {
     "lora": {"tuner.dropout": 0.1},
     "visual_prompt": {"tuner.depth": 2, "tuner.mode": "dropped"},
-    "resnet": {"tuner.width": 4},
+    "resnet": {"tuner.width": 4, "tuner.size": 16},
 }
 
 # For methods whose own settings are long for a toy.
 BRIEF = {
+    "creff": {"method.m": 6, "method.match_steps": 5, "method.retrain_epochs": 3},
+    "fedloge": {"method.steps": 20},
+    "rucr": {"method.crt": 2, "method.crt_epochs": 3, "method.n": 4},
     "fedpurel": {"method.T_p": 2},
     "fedcopl": {"epochs": 2, "local.span": 4, "labels.refresh": 2, "tuner.text_prompt.length": 4},
 }

@@ -248,7 +248,7 @@ def test_clip_is_still_there_beside_it(shape: Shape) -> None:
     m, x = model(shape), pictures()
     z = F.normalize(m.clip.vision(x), dim=-1)
     torch.testing.assert_close(m.zero_shot_logits(x), m.clip.scale * z @ m.zero_shot.T)
-    assert m.tuner.touches() == {"image"}
+    assert m.tuner.touches() == {"image", "classifier"}
     assert torch.equal(m.text(m.init(seeded())), m.zero_shot)
 
 

@@ -83,6 +83,8 @@ class VisionTransformer(nn.Module):
         rng: torch.Generator | None = None,
     ) -> Tensor:
         begin, end = (self.stages.index(stage) for stage in (start, stop))
+        if begin == end:
+            return x
         if begin == 0:
             x = self.embed(x)
         if end == 1:
@@ -203,6 +205,8 @@ class ModifiedResNet(nn.Module):
         rng: torch.Generator | None = None,
     ) -> Tensor:
         begin, end = (self.stages.index(stage) for stage in (start, stop))
+        if begin == end:
+            return x
         if begin == 0:
             x = self.map(x)
         if end == 1:

@@ -9,9 +9,11 @@ from typing import Any
 from ..core import Method
 from .capt import CAPT
 from .central import Central
+from .creff import CReFF
 from .fedavg import FedAvg
 from .fedclip import FedCLIP
 from .fedcopl import FedCoPL
+from .fedloge import FedLoGe
 from .fedpgp import FedPGP
 from .fedprox import FedProx
 from .fedpurel import FedPuReL
@@ -21,6 +23,7 @@ from .kgcoop import KgCoOp
 from .local import Alone
 from .pfedprompt import PFedPrompt
 from .promptfolio import PromptFolio
+from .rucr import RUCR
 from .scaffold import Scaffold
 from .setups import (
     CAPT_PROMPTS,
@@ -272,7 +275,48 @@ METHODS: dict[str, Entry] = {
             "capt": CAPT_SCRATCH,
             "original": {
                 "rounds": 500, "clients": 40, "fraction": 1.0, "local.epochs": 5, "local.batch": 10, "local.lr": 0.03,
-                "local.momentum": 0.5, "tuner.depth": 18,
+                "local.momentum": 0.5, "tuner.depth": 18, "tuner.width": 64,
+            },
+        },
+    ),
+    "creff": Entry(
+        CReFF, "resnet", "Shang et al., IJCAI", 2022, "from scratch, long-tailed",
+        "FedAvg, its classifier re-trained on features made from class gradients",
+        tuners=("resnet", "head"),
+        settings=SCRATCH,
+        presets={
+            "capt": CAPT_SCRATCH,
+            "original": {
+                "rounds": 200, "clients": 20, "fraction": 0.4, "local.epochs": 10, "local.batch": 32, "local.lr": 0.1,
+                "local.momentum": 0.0, "local.weight_decay": 0.0, "local.drop_last": False, "tuner.width": 64,
+            },
+        },
+        when={("", "head"): {"local.lr": 1e-3}},  # its features are as long as CLIP's scale
+    ),
+    "rucr": Entry(
+        RUCR, "resnet", "Huang et al., IEEE TIFS", 2024, "from scratch, long-tailed",
+        "features pulled to shared prototypes, then a classifier re-trained on balanced mixtures",
+        tuners=("resnet", "head"),
+        settings=SCRATCH,
+        presets={
+            "capt": CAPT_SCRATCH,
+            "original": {
+                "rounds": 150, "clients": 20, "fraction": 0.4, "local.epochs": 10, "local.batch": 32, "local.lr": 0.1,
+                "local.momentum": 0.0, "local.weight_decay": 0.0, "local.drop_last": False, "tuner.width": 64,
+            },
+        },
+        when={("", "head"): {"local.lr": 1e-3}},
+    ),
+    "fedloge": Entry(
+        FedLoGe, "resnet", "Xiao et al., ICLR", 2024, "from scratch, long-tailed, personal",
+        "a network trained through a fixed sparse frame; shared and personal heads realigned by their norms",
+        tuners=("resnet",),
+        settings=SCRATCH,
+        presets={
+            "capt": CAPT_SCRATCH,
+            "original": {
+                "rounds": 500, "clients": 40, "fraction": 0.3, "local.epochs": 5, "local.batch": 8, "local.lr": 0.03,
+                "local.momentum": 0.5, "local.weight_decay": 0.0, "tuner.depth": 18, "tuner.width": 64,
             },
         },
     ),

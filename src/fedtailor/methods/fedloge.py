@@ -5,8 +5,8 @@ Notation: SSE-C → etf.weight, auxiliary global head → head.*, local head →
 Departures:
 - A class is absent if the client has no training picture of it; the released code looks into the client's test set.
 - The frame: each row has the same share of zeros and exactly its length, where the released code zeroes entries of the
-  whole matrix and pulls lengths by a penalty. It takes 10 000 steps from longer rows; 500 from rows of the right
-  length come as close to equal angles. It has no bias (released: a random one that nobody trains).
+  whole matrix and pulls lengths by a penalty. 500 steps come within half a degree of the angles that its 10 000
+  smaller ones reach. The frame has no bias (released: a random one that nobody trains).
 - A personal head starts as the shared one does, at random in the released code; all clients are in round 0, so that
   each has one.
 As released: realignment is done when predicting, biases are not realigned, and the personal realignment takes the

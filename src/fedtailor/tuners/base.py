@@ -59,7 +59,7 @@ class Tuner(BaseModel, ABC):
 
     @abstractmethod
     def touches(self) -> frozenset[str]:
-        """Of "text", "image" (the towers), "features" (what comes out of the latter) and "classifier" (in text's place)."""
+        """Of "text", "image" (the towers), "features" (of the latter) and "classifier" (for the class sentences)."""
 
     def stage(self, clip: Clip) -> str:
         """The last stage of the image tower that this tuner leaves alone."""
