@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import time
+import warnings
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedtailor import doctor
 from fedtailor.clip import cache
-from fedtailor.clip.cache import HEADER, MAGIC, activations, default_folder, key_of
+from fedtailor.clip.cache import HEADER, MAGIC, NotKept, activations, budget, default_folder, key_of, make_room
 from fedtailor.clip.model import Clip
 from fedtailor.clip.preprocess import Preprocess
 from fedtailor.data.sets import ArrayImages
@@ -131,6 +135,8 @@ def break_header(data: bytes, **changes: Any) -> bytes:
         lambda data: break_header(data, shape=[5, 8]),
         lambda data: break_header(data, shape=["a"]),
         lambda data: break_header(data, shape=None),
+        lambda data: break_header(data, dtype="float16"),
+        lambda data: break_header(data, dtype="float16", shape=[5, 32]),  # the same number of bytes
     ],
 )
 def test_a_damaged_or_foreign_file_is_made_anew(clip: Clip, tmp_path: Path, encodings: list[int], damage: Any) -> None:
@@ -175,7 +181,9 @@ def test_a_full_disk_is_told_before_the_work(clip: Clip, tmp_path: Path, monkeyp
     """How much it takes, how much there is, what to do; no file stays."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 100))
-    with pytest.raises(UserError, match=r"caching 5 images takes .* GB free; make room, or set FEDTAILOR_CACHE"):
+    with pytest.raises(
+        UserError, match=r"5 images takes .* free; make room, or set FEDTAILOR_CACHE .* FEDTAILOR_CACHE_GB=0"
+    ):
         get(clip, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -228,3 +236,390 @@ def test_two_processes_at_once(clip: Clip, tmp_path: Path) -> None:
     for data in found.values():
         assert np.allclose(np.frombuffer(data, np.float32).reshape(expected.shape), expected, atol=1e-6)
     only_file(tmp_path)
+
+
+# --- fp16 -----------------------------------------------------------------------------------------------------------
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()[:HEADER].rstrip(b"\0"))
+
+
+def test_patches_are_kept_in_fp16(clip: Clip, tmp_path: Path, encodings: list[int]) -> None:
+    """Half the bytes, the tower's numbers to fp16's last place, and the same bits when opened again."""
+    first = get(clip, tmp_path, stage="patches")
+    with torch.no_grad():
+        exact = clip.vision(torch.stack([PLAIN(IMAGES.read(i)) for i in range(5)]), "pixels", "patches")
+    assert first.dtype == np.float16
+    assert first.shape == exact.shape == (5, 1 + 4, 16)
+    assert np.array_equal(first, exact.half().numpy())
+    path = only_file(tmp_path)
+    assert header_of(path)["dtype"] == "float16"
+    assert path.stat().st_size == HEADER + 2 * 5 * 5 * 16
+    assert np.array_equal(get(clip, tmp_path, stage="patches"), first)
+    assert encodings == [5]
+
+
+@pytest.mark.parametrize("stage", ["embedded", "block1", "features"])
+def test_all_else_is_kept_in_fp32(clip: Clip, tmp_path: Path, stage: str) -> None:
+    assert get(clip, tmp_path, stage=stage).dtype == np.float32
+    assert header_of(only_file(tmp_path))["dtype"] == "float32"
+
+
+def without_dtype(path: Path) -> None:
+    """As files were before their header had a dtype."""
+    header, data = header_of(path), path.read_bytes()
+    del header["dtype"]
+    path.write_bytes(json.dumps(header).encode().ljust(HEADER, b"\0") + data[HEADER:])
+
+
+def test_an_older_file_of_features_is_still_good(clip: Clip, tmp_path: Path, encodings: list[int]) -> None:
+    first = np.array(get(clip, tmp_path))
+    without_dtype(only_file(tmp_path))
+    assert np.array_equal(get(clip, tmp_path), first)
+    assert encodings == [5]
+
+
+def test_an_older_file_of_patches_is_made_anew(
+    clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in fp32: used as it is, its numbers would be others than everybody else's."""
+    with monkeypatch.context() as before:
+        before.setattr(cache, "HALF", ())
+        assert get(clip, tmp_path, stage="patches").dtype == np.float32
+    without_dtype(only_file(tmp_path))
+    assert get(clip, tmp_path, stage="patches").dtype == np.float16
+    assert encodings == [5, 5]
+    assert header_of(only_file(tmp_path))["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(("scale", "fits"), [(65504.0, True), (65536.0, False), (float("nan"), False)])
+def test_what_fp16_cannot_hold_is_an_error(tmp_path: Path, scale: float, fits: bool) -> None:
+    """65504 is fp16's largest number; beyond it nothing is stored, and the error says what to try."""
+    clip = tiny_clip()
+    clip.vision.leave = lambda x: torch.full((len(x), 5, 16), scale)
+    if fits:
+        assert (get(clip, tmp_path, stage="patches") == scale).all()
+        return
+    with pytest.raises(UserError, match=r"'patches' reach (6.55e\+04|nan); .* 65504. Try backbone.precision=fp32"):
+        get(clip, tmp_path, stage="patches")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the budget -----------------------------------------------------------------------------------------------------
+
+SIZE = HEADER + 4 * 5 * 16  # of one file of features
+
+
+@pytest.fixture
+def allow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the budget, in bytes. Each test is told anew what does not fit."""
+    cache.tell.cache_clear()
+    return lambda size: monkeypatch.setenv("FEDTAILOR_CACHE_GB", str(size / 1e9))
+
+
+def name_of(digest: str) -> str:
+    return key_of(digest, IMAGES, PLAIN, "features", "None") + ".act"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def age(path: Path, hours: float) -> None:
+    when = time.time() - 3600 * hours
+    os.utime(path, (when, when))
+
+
+def filled(clip: Clip, folder: Path, *digests: str) -> None:
+    """Files nobody has open, the first the longest unused."""
+    for hours, digest in enumerate(reversed(digests), start=1):
+        assert get(clip, folder, digest=digest) is not None
+        age(folder / name_of(digest), hours)
+
+
+@pytest.mark.parametrize(("given", "size"), [("", 20e9), ("3", 3e9), ("0.5", 5e8), ("0", 0), ("inf", float("inf"))])
+def test_a_budget(monkeypatch: pytest.MonkeyPatch, given: str, size: float) -> None:
+    monkeypatch.setenv("FEDTAILOR_CACHE_GB", given)
+    assert budget() == size
+
+
+@pytest.mark.parametrize("given", ["ten", "-1", "nan", "20GB"])
+def test_a_budget_that_is_none(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """What was given, and what is allowed; before anything is encoded, and even if the file is there."""
+    get(clip, tmp_path)
+    monkeypatch.setenv("FEDTAILOR_CACHE_GB", given)
+    with pytest.raises(UserError, match=rf"FEDTAILOR_CACHE_GB is '{given}'; it takes gigabytes, .* 0 keeps nothing"):
+        get(clip, tmp_path)
+
+
+def test_the_default_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDTAILOR_CACHE_GB", raising=False)
+    assert budget() == 20e9
+
+
+def test_the_longest_unused_makes_room(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """Three fit. b is the oldest of the files, but a is what was not opened for longest."""
+    filled(clip, tmp_path, "b", "a", "c")
+    assert get(clip, tmp_path, digest="b") is not None
+    allow(3 * SIZE)
+    get(clip, tmp_path, digest="new")
+    assert names(tmp_path) == {name_of("b"), name_of("c"), name_of("new")}
+
+
+def test_no_more_goes_than_has_to(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    filled(clip, tmp_path, "a", "b", "c")
+    allow(4 * SIZE)
+    get(clip, tmp_path, digest="new")
+    assert len(names(tmp_path)) == 4
+    allow(2 * SIZE)
+    get(clip, tmp_path, digest="newer")
+    assert names(tmp_path) == {name_of("new"), name_of("newer")}
+
+
+def test_what_is_open_here_stays(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """a is mapped twice, of which one is let go; b, used later, goes in its place. Let go of a, and it goes too."""
+    filled(clip, tmp_path, "a", "b")
+    opened, again = get(clip, tmp_path, digest="a"), get(clip, tmp_path, digest="a")
+    del again
+    age(tmp_path / name_of("a"), 99)
+    allow(2 * SIZE)
+    get(clip, tmp_path, digest="new")
+    assert names(tmp_path) == {name_of("a"), name_of("new")}
+    del opened
+    get(clip, tmp_path, digest="newer")
+    assert names(tmp_path) == {name_of("new"), name_of("newer")}
+
+
+def test_a_map_in_a_cycle_does_not_count(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """An earlier run that is over, but for the garbage collector, keeps nothing from going."""
+    loop: list[Any] = [get(clip, tmp_path, digest="a")]
+    loop.append(loop)
+    del loop
+    allow(SIZE)
+    assert get(clip, tmp_path, digest="new") is not None
+    assert names(tmp_path) == {name_of("new")}
+
+
+def test_what_never_fits_is_not_written(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """Larger than the whole budget: nothing goes, nothing comes, and the user is told, once, what would do."""
+    filled(clip, tmp_path, "a")
+    allow(SIZE + 10)
+    with pytest.warns(NotKept) as told:
+        found = [get(clip, tmp_path, digest="new", images=some_images(count=6)) for _ in range(2)]
+    assert found == [None, None]
+    assert names(tmp_path) == {name_of("a")}
+    (warning,) = told.list
+    assert "caching 6 images takes 0.0 GB, more than FEDTAILOR_CACHE_GB=4.426e-06" in str(warning.message)
+    assert "FEDTAILOR_CACHE_GB=1 would keep them" in str(warning.message)
+
+
+def test_what_does_not_fit_beside_open_files_is_not_written(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """Half of the budget is mapped here; a file that is more than the other half removes nothing in vain."""
+    filled(clip, tmp_path, "a", "b")
+    opened = get(clip, tmp_path, digest="b")
+    allow(2 * SIZE - 1)
+    with pytest.warns(NotKept, match="would keep them"):
+        assert get(clip, tmp_path, digest="new") is None
+    assert names(tmp_path) == {name_of("a"), name_of("b")}
+    assert opened is not None
+
+
+def test_how_much_would_do(tmp_path: Path, allow: Any) -> None:
+    """The shortfall is that of an emptied folder."""
+    (tmp_path / f"{'a' * 64}.act").write_bytes(b"0" * 100)
+    allow(1000)
+    assert make_room(tmp_path, "b" * 64, 1200) == pytest.approx(200)
+    assert make_room(tmp_path, "b" * 64, 900) <= 0
+    assert len(names(tmp_path)) == 1
+    assert make_room(tmp_path, "b" * 64, 901) <= 0
+    assert names(tmp_path) == set()
+
+
+def test_a_file_that_cannot_be_removed_is_left_out(
+    clip: Clip, tmp_path: Path, allow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where another process has it mapped: the next one goes; if there is none, nothing is kept."""
+    filled(clip, tmp_path, "a", "b")
+    unlink = Path.unlink
+
+    def guarded(path: Path, missing_ok: bool = False) -> None:
+        if path.name == name_of("a"):
+            raise PermissionError("in use")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", guarded)
+    allow(2 * SIZE)
+    get(clip, tmp_path, digest="new")
+    assert names(tmp_path) == {name_of("a"), name_of("new")}
+    allow(SIZE)
+    with pytest.warns(NotKept):
+        assert get(clip, tmp_path, digest="newer") is None
+
+
+def test_nothing_is_kept_at_0(clip: Clip, tmp_path: Path, allow: Any, encodings: list[int]) -> None:
+    """Not even a file that is there is used, nor removed; the user said so, and is not told."""
+    filled(clip, tmp_path, "a")
+    allow(0)
+    assert get(clip, tmp_path, digest="a") is None
+    assert get(clip, tmp_path, digest="new") is None
+    assert names(tmp_path) == {name_of("a")}
+    assert encodings == [5]
+
+
+def test_parts_of_the_dead_are_cleared(clip: Clip, tmp_path: Path) -> None:
+    """What nobody wrote to for a day, also of this very key; a younger one, and what is not ours, stays."""
+    key = name_of("w")[:12]
+    old = [tmp_path / f"{key}-abcd_123.part", tmp_path / "0123456789ab-x.part"]
+    stays = [tmp_path / f"{key}-young.part", tmp_path / "film.part", tmp_path / "play.act"]
+    for path in (*old, *stays):
+        path.write_bytes(b"0")
+        age(path, 25)
+    age(stays[0], 23)
+    get(clip, tmp_path)
+    assert names(tmp_path) == {name_of("w"), *(path.name for path in stays)}
+
+
+def test_a_part_in_the_making_counts(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """Another process's file takes its room already, unless it is the same one as is to be written here."""
+    (tmp_path / f"{name_of('w')[:12]}-same.part").write_bytes(b"0" * SIZE)
+    allow(SIZE)
+    assert get(clip, tmp_path) is not None
+    (tmp_path / "0123456789ab-other.part").write_bytes(b"0" * SIZE)
+    allow(3 * SIZE - 1)  # for both parts and the new file, once the one that is there has gone
+    with pytest.warns(NotKept):
+        assert get(clip, tmp_path, digest="new") is None
+
+
+def test_what_is_not_ours_stays(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """A budget is for the cache's own files, wherever its folder is."""
+    mine = tmp_path / "thesis.act"
+    mine.write_bytes(b"0" * 10 * SIZE)
+    age(mine, 999)
+    filled(clip, tmp_path, "a")
+    allow(SIZE)
+    assert get(clip, tmp_path, digest="new") is not None
+    assert names(tmp_path) == {mine.name, name_of("new")}
+
+
+def test_a_damaged_file_does_not_count_against_its_own_repair(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    filled(clip, tmp_path, "a", "b")
+    (tmp_path / name_of("a")).write_bytes(b"0" * SIZE)
+    allow(2 * SIZE)
+    assert get(clip, tmp_path, digest="a") is not None
+    assert names(tmp_path) == {name_of("a"), name_of("b")}
+
+
+def test_the_doctor_looks_at_it(clip: Clip, tmp_path: Path, allow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, how much it holds and may hold; a budget that is none is a fault."""
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
+    filled(clip, tmp_path, "a")
+    allow(3.5e9)
+    found = {finding.what: finding for finding in doctor.examine()}["feature cache"]
+    assert found.found == f"{tmp_path}, 1 files, 4.4 kB; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
+    assert found.verdict == "good"
+    monkeypatch.setenv("FEDTAILOR_CACHE_GB", "much")
+    assert (doctor.cache().verdict, "'much'" in doctor.cache().found) == ("bad", True)
+
+
+# --- two at once ----------------------------------------------------------------------------------------------------
+
+
+def test_removed_under_an_open_map(clip: Clip, tmp_path: Path) -> None:
+    """What another process removes is still there for who has it open, and is made anew for the next."""
+    opened = get(clip, tmp_path)
+    right = np.array(opened)
+    only_file(tmp_path).unlink()
+    assert np.array_equal(opened, right)
+    assert np.array_equal(get(clip, tmp_path), right)
+    only_file(tmp_path)
+
+
+def test_removed_while_it_is_opened(
+    clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the header's reading and the map: the handle holds the file."""
+    right = np.array(get(clip, tmp_path))
+    loads = json.loads
+
+    def evicting(text: bytes) -> Any:
+        only_file(tmp_path).unlink()
+        return loads(text)
+
+    monkeypatch.setattr(json, "loads", evicting)
+    assert np.array_equal(get(clip, tmp_path), right)
+    assert encodings == [5]
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_removed_before_it_is_opened(
+    clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A new file that is gone at once is made a second time; a disk that loses it again is an error."""
+    replace, moves = Path.replace, []
+
+    def evicting(path: Path, target: Path) -> None:
+        moves.append(replace(path, target))
+        if len(moves) <= times:
+            target.unlink()
+
+    monkeypatch.setattr(Path, "replace", evicting)
+    if times == 1:
+        assert get(clip, tmp_path) is not None
+    else:
+        with pytest.raises(UserError, match="changed while it was written"):
+            get(clip, tmp_path)
+    assert encodings == [5, 5]
+
+
+def test_removed_by_two_at_once(clip: Clip, tmp_path: Path, allow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look at the folder, the other removes everything first: that is room, too."""
+    filled(clip, tmp_path, "a", "b", "c")
+    stat, gone = Path.stat, []
+
+    def evicting(path: Path, **how: Any) -> Any:
+        if path.name == name_of("a") and not gone:
+            gone.append(path.unlink())
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", evicting)
+    remove = cache.remove
+
+    def late(path: Path) -> bool:
+        path.unlink()
+        return remove(path)
+
+    monkeypatch.setattr(cache, "remove", late)
+    allow(2 * SIZE)
+    assert get(clip, tmp_path, digest="new") is not None
+    assert names(tmp_path) == {name_of("c"), name_of("new")}
+
+
+def churn(barrier: Any, folder: Path, number: int) -> None:
+    """One of two processes in a folder with room for two files, each in need of seven, over and over."""
+    torch.set_num_threads(1)
+    clip, kept = tiny_clip(), []
+    barrier.wait(90)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotKept)  # beside the other's part there may be no room
+        for i in range(30):
+            found = get(clip, folder, digest=str((i * (2 * number + 1)) % 7))
+            if found is not None:
+                kept.append(np.array(found))
+    assert len(kept) > 5
+    assert all(np.array_equal(values, kept[0]) for values in kept)
+
+
+def test_two_processes_in_a_folder_too_small_for_both(tmp_path: Path, allow: Any) -> None:
+    """Each removes what the other is opening; neither crashes, and what is left is little and whole."""
+    allow(2 * SIZE)
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(2)
+    other = spawn.Process(target=churn, args=(barrier, tmp_path, 1))
+    other.start()
+    churn(barrier, tmp_path, 0)
+    other.join(60)
+    assert other.exitcode == 0
+    assert {path.stat().st_size for path in tmp_path.glob("*.act")} == {SIZE}
+    assert len(names(tmp_path)) <= 3  # the last of each may have come at once

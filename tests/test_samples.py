@@ -11,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtailor.clip import cache
+from fedtailor.clip.cache import NotKept
 from fedtailor.clip.preprocess import Preprocess
 from fedtailor.data.samples import CachedPool, LivePool, Shelf, make_pool
 from fedtailor.errors import UserError
 from fedtailor.model import Model
 from fedtailor.rng import generator
+from fedtailor.train import advance
 from fedtailor.tuners import make_tuner
 from world import checkpoint, dataset, world
 
@@ -181,3 +184,129 @@ def test_a_held_out_slice_is_every_tenth(n: int, held: int) -> None:
     assert (len(rest), len(slice_)) == (n - held, held)
     assert sorted(pictures(rest) + pictures(slice_)) == list(range(n))
     assert pictures(slice_) == pictures(shelf.split(0.1)[1])
+
+
+# --- pools of what the cache has no room for ---
+
+PLAIN = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
+AUGMENTED = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
+
+
+def two_pools(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Model,
+    gigabytes: str,
+    transform: Preprocess = PLAIN,
+    training: bool = True,
+    stage: str = "",
+) -> tuple[CachedPool, LivePool]:
+    """With room for it, and without."""
+    images = dataset().train.images
+    kept = make_pool(model, "digest", images, transform, training, folder, stage=stage)
+    monkeypatch.setenv("FEDTAILOR_CACHE_GB", gigabytes)
+    live = make_pool(model, "digest", images, transform, training, folder / "other", stage=stage)
+    assert isinstance(kept, CachedPool)
+    assert isinstance(live, LivePool)
+    return kept, live
+
+
+@pytest.mark.parametrize(
+    ("tuner", "reads", "stage"),
+    [
+        ("text_prompt", "features", ""),
+        ("text_prompt", "patches", ""),
+        ("lora", "features", ""),
+        ("lora", "features", "features"),  # CLIP's own features beside the stage that the tuner enters at
+    ],
+)
+def test_without_room_the_numbers_are_the_same(
+    tuner: str, reads: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in type, in more pictures than are encoded at once, in any order, and whatever generator there is."""
+    model = Model.of(checkpoint(), make_tuner(tuner, {}), dataset().classes, "a {}.", reads=reads)
+    kept, live = two_pools(tmp_path, monkeypatch, model, "0", stage=stage)
+    monkeypatch.setattr(cache, "CHUNK", 4)
+    some = np.array([7, 0, 3, 3, 12, 1, 40, 2, 5])
+    x, y = kept.fetch(some), live.fetch(some, generator(1))
+    assert x.dtype == y.dtype == (torch.float16 if reads == "patches" else torch.float32)
+    torch.testing.assert_close(x, y, atol=2e-3 if reads == "patches" else 1e-6, rtol=0)
+    assert not (tmp_path / "other").exists()
+
+
+def test_patches_are_read_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are kept in; from either pool the model says the same."""
+    model = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.", reads="patches")
+    kept, live = two_pools(tmp_path, monkeypatch, model, "0")
+    some, theta = np.arange(4), model.init(generator(0))
+    for read in (model.patches, model.image, model.logits):
+        said = read(theta, kept.fetch(some))
+        assert said.dtype == torch.float32
+        torch.testing.assert_close(said, read(theta, live.fetch(some)), atol=2e-2, rtol=0)
+    exact = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.")
+    features = make_pool(exact, "digest", dataset().train.images, PLAIN, True, tmp_path)
+    torch.testing.assert_close(
+        model.image(theta, kept.fetch(some)), exact.image(theta, features.fetch(some)), atol=1e-3, rtol=0
+    )
+
+
+def test_a_live_pool_takes_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test set that is asked for whole is not held in pixels whole."""
+    _, live = two_pools(tmp_path, monkeypatch, world().job.model, "0")
+    sizes: list[int] = []
+    encode = cache.encode
+
+    def counting(clip: Any, pixels: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(pixels))
+        return encode(clip, pixels, *rest)
+
+    monkeypatch.setattr(cache, "encode", counting)
+    monkeypatch.setattr(cache, "CHUNK", 4)
+    live.fetch(np.arange(10))
+    assert sizes == [4, 4, 2]
+
+
+def test_without_room_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a warning that names the setting, and the pool is live."""
+    cache.tell.cache_clear()
+    with pytest.warns(NotKept, match=r"caching 45 images takes 0\.0 GB, more than FEDTAILOR_CACHE_GB=1e-06"):
+        two_pools(tmp_path, monkeypatch, world().job.model, "1e-6")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_fixed_is_whether_a_picture_looks_the_same_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached, or live without augmentation: a test pool of an augmenting transform ignores the generator, too."""
+    model, images = world().job.model, dataset().train.images
+
+    def fixed(pool: Any) -> bool:
+        some = np.array([3, 1])
+        same = torch.equal(pool.fetch(some, generator(1)), pool.fetch(some, generator(2)))
+        assert same == pool.fixed
+        return Shelf(pool, some, None, 5).fixed
+
+    assert all(fixed(pool) for pool in two_pools(tmp_path, monkeypatch, model, "0"))
+    monkeypatch.delenv("FEDTAILOR_CACHE_GB")
+    assert all(fixed(pool) for pool in two_pools(tmp_path, monkeypatch, model, "0", AUGMENTED, training=False))
+    assert not fixed(make_pool(model, "digest", images, AUGMENTED, True, tmp_path))
+
+
+def test_a_run_without_a_cache_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedPuReL, which computes what is fixed once and asks CLIP for its own view: every number, to the last places."""
+
+    def trained() -> dict[str, torch.Tensor]:
+        setup = world("fedpurel", "lora", rounds=2)
+        engine, server = setup.engine(), setup.job.first_server()
+        while server.round < setup.rounds:
+            server, _ = advance(setup, server, engine)
+        assert setup.shelves[0].fixed
+        assert isinstance(setup.train_pool, pools.pop(0))
+        return {**server.params, **engine.clients[1].local}
+
+    pools: list[type] = [CachedPool, LivePool]
+    cached = trained()
+    assert any(name.startswith("local.") for name in cached)
+    monkeypatch.setenv("FEDTAILOR_CACHE_GB", "0")
+    live = trained()
+    assert cached.keys() == live.keys()
+    for name, value in cached.items():
+        torch.testing.assert_close(live[name], value, atol=1e-5, rtol=1e-3)

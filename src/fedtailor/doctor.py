@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .clip.cache import default_folder
+from .clip.cache import budget, default_folder
 from .clip.load import load
 from .data import DATASETS, default_root
 from .errors import UserError
@@ -37,7 +37,7 @@ def examine() -> list[Finding]:
         bundled(),
         *extras(),
         vision_package(),
-        folder("feature cache", default_folder()),
+        cache(),
         Finding("data folder", str(default_root())),
         *datasets(),
     ]
@@ -72,6 +72,14 @@ def folder(what: str, path: Path) -> Finding:
         return Finding(what, f"{path}, not made yet", "note")
     files = [f for f in path.iterdir() if f.is_file()]  # not deeper: a dataset may have a million of them
     return Finding(what, f"{path}, {len(files)} files, {size(sum(f.stat().st_size for f in files))}")
+
+
+def cache() -> Finding:
+    kept = folder("feature cache", default_folder())
+    try:
+        return replace(kept, found=f"{kept.found}; at most {budget() / 1e9:g} GB (FEDTAILOR_CACHE_GB)")
+    except UserError as error:
+        return Finding(kept.what, str(error), "bad")
 
 
 def datasets() -> list[Finding]:

@@ -18,7 +18,7 @@ from .core import OWN
 from .data import open_dataset
 from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
-from .data.samples import CachedPool, Pool, Shelf, make_pool
+from .data.samples import LivePool, Pool, Shelf, make_pool
 from .data.sets import Images, Indices, histogram
 from .engines import ENGINES
 from .engines.local import LocalEngine
@@ -138,8 +138,10 @@ def assemble(
         return Setup(run, federation, groups, job, tests, None, checkpoint.digest)
     train = pool(dataset.train.images, training=True)
     # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
-    asks = (method.teacher or labeler is not None) and model.stage != "features" and isinstance(train, CachedPool)
+    asks = (method.teacher or labeler is not None) and model.stage != "features" and train.fixed
     plain = pool(dataset.train.images, training=True, stage="features") if asks else None
+    if isinstance(plain, LivePool):
+        plain = None  # CLIP goes on from the tuner's stage: to encode every picture twice saves nothing
     shelf = None
     if own is not None:
         shelf = Shelf(pool(own.images, training=False), np.arange(len(own)), own.labels, model.classes, model.device)

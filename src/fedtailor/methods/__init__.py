@@ -14,6 +14,7 @@ from .fedavg import FedAvg
 from .fedclip import FedCLIP
 from .fedcopl import FedCoPL
 from .fedloge import FedLoGe
+from .fedotp import FedOTP
 from .fedpgp import FedPGP
 from .fedprox import FedProx
 from .fedpurel import FedPuReL
@@ -141,6 +142,24 @@ METHODS: dict[str, Entry] = {
             "original": {
                 "rounds": 500, "local.epochs": 1, "local.batch": 200, "local.lr": 3e-3, "local.weight_decay": 1e-5,
                 "local.schedule": "cosine", "local.span": 500,
+            },
+        },
+    ),
+    "fedotp": Entry(
+        FedOTP, "text_prompt", "Li et al., CVPR", 2024, "federated prompts, personal",
+        "a global and a local text context share out a picture's patches by optimal transport",
+        tuners=("text_prompt", "class_prompt"),
+        presets={
+            "capt": CAPT_PROMPTS,
+            "fedpurel": CAPT_PROMPTS,
+            "fedcopl": FEDCOPL_PROMPTS,
+            "original": {
+                "rounds": 150, "clients": 100, "fraction": 0.1, "local.epochs": 1, "local.batch": 32, "local.lr": 1e-3,
+                "tuner.length": 4,
+            },
+            "few-shot": {
+                "rounds": 10, "clients": 10, "fraction": 1.0, "local.epochs": 1, "local.batch": 8, "local.lr": 1e-3,
+                "tuner.length": 16, "method.eps": 0.01,
             },
         },
     ),
