@@ -12,20 +12,24 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+import typer
 
-from fedtailor.cli import run_of
-from fedtailor.comparison import make_plan, split_words
+from fedtailor.cli import app, run_of
+from fedtailor.comparison import every_method, make_plan, split_words
 from fedtailor.config import make_run
 from fedtailor.core import LOCAL, Method, Params
 from fedtailor.labelers import Labeler
 from fedtailor.labelers.zeroshot import probabilities
+from fedtailor.methods import METHODS
 from fedtailor.train import advance
+from fedtailor.tuners import TUNERS
 from fedtailor.visit import Job
 from world import world
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+BASELINES = ROOT / "docs/baselines.md"
 by_name = pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
 
 
@@ -33,13 +37,19 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def table(page: Path, first: str, *rest: str) -> list[list[str]]:
-    """The cells of the table whose head has these columns, among others."""
+def tables(page: Path, first: str, *rest: str) -> list[list[list[str]]]:
+    """The cells of all tables whose head has these columns, among others."""
+    found = []
     for part in page.read_text().split("\n\n"):
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")]
         if rows and rows[0][0] == first and set(rest) <= set(rows[0]):
-            return rows[2:]
-    raise AssertionError(f"{page.name} has no table of {first}")
+            found.append(rows[2:])
+    assert found, f"{page.name} has no table of {first}"
+    return found
+
+
+def table(page: Path, first: str, *rest: str) -> list[list[str]]:
+    return tables(page, first, *rest)[0]
 
 
 def quoted(cell: str) -> list[str]:
@@ -89,32 +99,46 @@ def test_the_labeler_of_the_page() -> None:
         assert kept["labels.y"].tolist() == [int(probs[k][i].argmax()) for i in kept["labels.index"]]
 
 
-def commands() -> list[str]:
-    pages = [*METHOD_PAGES, ROOT / "docs/labelers.md"]
+OTHERS = [ROOT / f"docs/{name}.md" for name in ("labelers", "tuners", "comparing", "runs")]
+
+
+def commands(*pages: Path) -> list[str]:
     lines = [line for page in pages for block in blocks(page, "bash") for line in block.splitlines()]
     return list(dict.fromkeys(line for line in lines if not line.startswith("#")))
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", commands(*METHOD_PAGES, BASELINES, *OTHERS))
 def test_commands_of_the_methods(command: str) -> None:
     """Every key, value, row and preset is known, and rows differ. Only the README's and quickstart's are also run."""
     spoken = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
-    program, verb, *words = spoken.stdout.splitlines()
+    program, *words = spoken.stdout.splitlines()
     assert program == "fedtailor"
+    verb, given = read(words)
     if verb == "compare":
-        assert len(make_plan(*split_words(words)).rows) > 2  # zero-shot is always there
+        rows, settings = split_words(given["words"] or [])
+        rows += every_method() if given["all_"] else []
+        assert given["resume"] or len(make_plan(rows, settings, given["seeds"]).rows) > 2  # zero-shot is always there
     else:
         assert verb == "run"
-        assert run_of(words).rounds > 0
+        run = run_of(given["words"])
+        assert run.rounds > 0 or not METHODS[run.method.name].method.trains
 
 
-@by_name
+def read(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """A command's verb, and its words and options as the command line takes them."""
+    top: Any = typer.main.get_command(app)
+    verb, command, rest = top.resolve_command(typer.Context(top), words)
+    return verb, command.make_context(verb, rest).params
+
+
+@pytest.mark.parametrize("page", [*METHOD_PAGES, BASELINES], ids=lambda page: page.stem)
 def test_equations_point_to_code_and_tests_that_exist(page: Path) -> None:
     code = [path.read_text() for path in (ROOT / "src/fedtailor").rglob("*.py")]
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    rows = table(page, "paper", "code", "test")
+    heads = ("formula", "where", "test") if page == BASELINES else ("paper", "code", "test")
+    rows = [row for part in tables(page, *heads) for row in part]
     assert len(rows) >= 9
-    for _, _, where, checked in rows:
+    for *_, where, checked in rows:
         assert quoted(where)
         assert quoted(checked)
         for name in quoted(where):
@@ -123,6 +147,40 @@ def test_equations_point_to_code_and_tests_that_exist(page: Path) -> None:
             assert any(re.search(rf"^ *def {function}\(", text, re.MULTILINE) for text in homes), name
         for name in quoted(checked):
             assert f"def {name}(" in tests, name
+
+
+def test_baselines_names_every_method() -> None:
+    """The table says of each what `fedtailor list methods` does, and leads to a section or page that is there."""
+    told = {}
+    headings = re.findall(r"^##+ (.*)", BASELINES.read_text(), re.MULTILINE)
+    sections = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for name, paper, family, _, tuner, presets in table(BASELINES, "name", "paper", "presets"):
+        (target,) = re.findall(r"\((.*)\)", name)
+        assert target in sections or (ROOT / "docs" / target).is_file(), target
+        ((it,), kinds, sets) = (re.findall(r"`([\w+-]+)`", cell) for cell in (name, tuner, presets))
+        told[it] = paper, family, kinds, "any" in tuner, sets
+    due = {
+        name: (
+            "–" if entry.paper.startswith("(") else f"{entry.paper} {entry.year}",
+            entry.family,
+            [entry.tuner],
+            not entry.tuners,
+            list(entry.presets),
+        )
+        for name, entry in METHODS.items()
+    }
+    assert told == due
+
+
+def test_every_method_of_the_baselines_has_a_command() -> None:
+    runs = [line.split() for line in commands(BASELINES) if line.startswith("fedtailor run")]
+    elsewhere = {page.stem for page in METHOD_PAGES}
+    assert {words[2] for words in runs} == set(METHODS) - elsewhere
+
+
+def test_tuners_names_every_tuner() -> None:
+    rows = table(ROOT / "docs/tuners.md", "name", "parameters")
+    assert [quoted(row[0])[0] for row in rows[:-1]] == list(TUNERS)  # the last is the join
 
 
 def vit_b_16(name: str, **settings: Any) -> Params:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import advance, train
 from fedtailor.visit import Client, Hold, Task, dressed, theta_of, visit
 from fedtailor.wire import client_to_bytes, task_to_bytes
-from world import combinations, settings, world
+from world import combinations, settings, under_law, world
 
-every = pytest.mark.parametrize(("method", "tuner"), combinations())
+every = pytest.mark.parametrize(("method", "tuner"), under_law(combinations()))
 TRAINED = [(m, t) for m, t in combinations() if METHODS[m].method.trains]
-trained = pytest.mark.parametrize(("method", "tuner"), TRAINED)
+trained = pytest.mark.parametrize(("method", "tuner"), under_law(TRAINED))
 WITHOUT_HOLDOUT = {"capt": {"method.bandit": False}}
 
 
@@ -44,6 +45,13 @@ def go(setup: Setup, engine: LocalEngine | None = None, backwards: bool = False)
     while server.round < setup.rounds:
         server, _ = advance(setup, server, engine)
     return server, engine.clients
+
+
+@cache
+def straight(method: str, tuner: str) -> tuple[Setup, Server, dict[int, Client]]:
+    """One plain run of each combination, which several laws look at."""
+    setup = world(method, tuner)
+    return setup, *(go(setup) if setup.job.method.trains else (setup.job.first_server(), {}))
 
 
 def reversing(method: Method) -> Method:
@@ -82,8 +90,7 @@ def test_local_never_goes_up(method: str, tuner: str) -> None:
 @trained
 def test_something_is_learned(method: str, tuner: str) -> None:
     """A law of its own kind: a method that changes nothing would pass all the others."""
-    setup = world(method, tuner)
-    server, clients = go(setup)
+    setup, server, clients = straight(method, tuner)
     if server.params:
         assert not equal(server.params, setup.job.first_server().params)
     else:  # nothing is shared: everything is the clients' own
@@ -92,14 +99,13 @@ def test_something_is_learned(method: str, tuner: str) -> None:
 
 @trained
 def test_same_seed_or_permuted_cohort_same_bits(method: str, tuner: str) -> None:
-    once = go(world(method, tuner))
-    assert same_state(once, go(world(method, tuner)))
+    once = straight(method, tuner)[1:]
     assert same_state(once, go(world(method, tuner), backwards=True))
     other = go(world(method, tuner, seed=4))
     assert not same_state(once, other)
 
 
-@pytest.mark.parametrize(("method", "tuner"), [(m, t) for m, t in TRAINED if METHODS[m].method.neutral])
+@pytest.mark.parametrize(("method", "tuner"), under_law([(m, t) for m, t in TRAINED if METHODS[m].method.neutral]))
 def test_neutral_values_give_fedavg(method: str, tuner: str) -> None:
     """Bit for bit, whatever a method calls its shared branch and whatever its server remembers besides."""
     run = settings(method, tuner)
@@ -119,7 +125,7 @@ def shared(state: tuple[Server, dict[int, Client]]) -> Params:
 
 @trained
 def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_path: Path) -> None:
-    setup = world(method, tuner)
+    setup = world(method, tuner, every=2)
 
     def rows(store: Store) -> list[dict[str, Any]]:
         return [{k: v for k, v in r.items() if k not in {"seconds", "peak_rss_mb"}} for r in store.rounds()]
@@ -128,7 +134,7 @@ def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_pa
     list(train(setup, straight))
     broken = Store.create(tmp_path / "broken", setup.run, {})
     next(train(setup, broken))  # one round, then the process is gone
-    list(train(world(method, tuner), broken, resume=True))
+    list(train(world(method, tuner, every=2), broken, resume=True))
     assert rows(straight) == rows(broken)
     assert len(rows(straight)) == setup.rounds
     saved, saved_too = straight.resume(), broken.resume()
@@ -139,8 +145,7 @@ def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_pa
 
 @every
 def test_clip_is_unchanged(method: str, tuner: str) -> None:
-    setup = world(method, tuner)
-    list(train(setup))
+    setup = straight(method, tuner)[0]
     assert digest(setup.job.model.clip) == setup.weights
     assert not any(value.requires_grad for value in setup.job.model.clip.parameters())
 
@@ -228,8 +233,7 @@ def test_passes_are_pure(method: str, tuner: str) -> None:
 
 @every
 def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str) -> None:
-    setup = world(method, tuner)
-    server, clients = go(setup) if setup.job.method.trains else (setup.job.first_server(), {0: Client()})
+    setup, server, clients = straight(method, tuner)
     theta = {**setup.job.start, **server.params, **clients.get(0, Client()).local}
     x = setup.tests.pool.fetch(setup.tests.everything)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
@@ -245,7 +249,7 @@ def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str)
 @trained
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "local"])
 def test_engines_agree(method: str, tuner: str, engine: str) -> None:
-    assert same_state(go(world(method, tuner, engine=engine)), go(world(method, tuner)))
+    assert same_state(go(world(method, tuner, engine=engine)), straight(method, tuner)[1:])
 
 
 RELEASED = {

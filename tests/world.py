@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from _pytest.mark import ParameterSet
 
 from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.model import Shape
-from fedtailor.config import Run, make_run
+from fedtailor.config import GIVEN, Run, make_run
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
 from fedtailor.data.partition import Iid
@@ -50,6 +53,18 @@ def combinations() -> list[tuple[str, str]]:
     ]
 
 
+# Of methods that take any tuner, fedavg meets all of them in every run of the tests; the others these, and the rest in
+# `pytest -m slow`.
+SOME = ("text_prompt", "lora", "adapter", "text_prompt+visual_prompt", "resnet")
+
+
+def under_law(combinations: Sequence[tuple[str, str]]) -> list[ParameterSet]:
+    seldom = [m for m, entry in METHODS.items() if not entry.tuners and m != "fedavg"]
+    return [
+        pytest.param(m, t, marks=[pytest.mark.slow] if m in seldom and t not in SOME else []) for m, t in combinations
+    ]
+
+
 @cache
 def dataset(per_class: int = 9) -> Dataset:
     rng = np.random.default_rng(5)
@@ -72,7 +87,10 @@ def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
 
 def settings(method: str, tuner: str, **more: Any) -> Run:
     small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3, "every": 1}
-    return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **BRIEF.get(method, {}), **small, **more})
+    brief = BRIEF.get(method, {})
+    if more.get("labels") == GIVEN:  # then a labeler's settings are no keys
+        brief = {key: value for key, value in brief.items() if not key.startswith("labels.")}
+    return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **brief, **small, **more})
 
 
 def world(

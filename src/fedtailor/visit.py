@@ -137,9 +137,7 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     # A pass gets copies: nothing it does in place can reach the server or another client.
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
     data = data if task.pass_.startswith(LABELER) else dressed(job, client, data)
-    hold = Hold(
-        job.rebalancer, client, generator(job.seed, *path, "rebalance")
-    )
+    hold = Hold(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
     me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict)

@@ -82,7 +82,8 @@ def own_towers(model: Model) -> dict[str, str]:
     theta = {n: v.detach().clone().requires_grad_() for n, v in model.init(generator("towers")).items()}
     bend = model.bend(theta)
     deltas = [matrix for delta in bend.text_deltas.values() for matrix in (delta.A, delta.B)]
-    text = [part.sum() for part in (bend.shared, bend.own, *bend.deep.values(), *deltas) if part is not None]
+    rows = None if bend.for_image is None else bend.for_image(model.zero_shot[:1])
+    text = [part.sum() for part in (bend.shared, bend.own, rows, *bend.deep.values(), *deltas) if part is not None]
     if not text:
         return dict.fromkeys(theta, "image")
     reached = torch.autograd.grad(torch.stack(text).sum(), list(theta.values()), allow_unused=True)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class FedCLIP(Method):
-    neutral = {"against": "classes", "equal": False}  # noqa: RUF012  # a ClassVar of the base
-
     against: Literal["classes", "captions"] = Field("classes", description="what a picture is told from, in the loss")
     equal: bool = Field(False, description="clients weigh the same, however many samples they have")
 
