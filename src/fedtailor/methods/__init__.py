@@ -27,6 +27,7 @@ from .promptfolio import PromptFolio
 from .rucr import RUCR
 from .scaffold import Scaffold
 from .setups import (
+    BRISK,
     CAPT_PROMPTS,
     CAPT_SCRATCH,
     CAPT_SETUP,
@@ -137,6 +138,7 @@ METHODS: dict[str, Entry] = {
         FedTPG, "prompt_generator", "Qiu et al., ICLR", 2024, "federated prompts",
         "one network, learned together, writes the context from the class names",
         tuners=("prompt_generator",),
+        settings=BRISK,
         presets={
             "capt": CAPT_PROMPTS,
             "original": {
@@ -209,7 +211,7 @@ METHODS: dict[str, Entry] = {
         KgCoOp, "text_prompt", "Yao et al., CVPR", 2023, "central prompts, averaged",
         "a text context whose sentences stay near the hand-written ones",
         tuners=("text_prompt", "class_prompt"),
-        settings={"tuner.words": "a photo of a"},
+        settings={"tuner.words": "a photo of a", **BRISK},
         presets={
             "capt": {**CAPT_PROMPTS, "method.lam": 1.0},
             "original": {"local.lr": 2e-3, "local.batch": 128, "local.epochs": 100, "local.schedule": "cosine"},
@@ -220,7 +222,7 @@ METHODS: dict[str, Entry] = {
         FedAvg, "coupled", "Khattak et al., CVPR", 2023, "central prompts, averaged",
         "deep text prompts, projected into the image tower",
         tuners=("coupled",),
-        settings={"tuner.length": 2, "tuner.depth": 0, "tuner.words": "a photo of a"},
+        settings={"tuner.length": 2, "tuner.depth": 0, "tuner.words": "a photo of a", **BRISK},
         presets={
             "capt": {**CAPT_SETUP, "tuner.depth": 1},  # that code's copy: its deeper prompts get no gradient
             "original": {
@@ -273,6 +275,7 @@ METHODS: dict[str, Entry] = {
     "linear-probe": Entry(
         FedAvg, "head", "Radford et al., ICML", 2021, "federated heads", "FedAvg of a linear classifier on features",
         tuners=("head",),
+        settings={"local.lr": 0.03},
     ),
     "scaffold": Entry(
         Scaffold, "text_prompt", "Karimireddy et al., ICML", 2020, "federated",
