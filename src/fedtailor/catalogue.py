@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .config import GROUPED, PARTS, SHORT, Backbone, Data, Run, dataset_names, make_run
+from .core import FIXED, LOCAL
 from .data import DATASETS
 from .data.partition import PARTITIONS
 from .descend import Local
@@ -100,7 +101,7 @@ def part_rows(part: str, nothing: str) -> Callable[[], list[Row]]:
     def rows() -> list[Row]:
         plain, known = PARTS[part]
         return [{"name": plain, "settings": [], "idea": nothing}] + [
-            {"name": name, "settings": list(kind.model_fields), "idea": first_line(inspect.getmodule(kind))}
+            {"name": name, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
             for name, kind in known.items()
         ]
 
@@ -138,14 +139,27 @@ def rows(kind: str) -> list[Row]:
     return KINDS[kind]()
 
 
+def idea_of(kind: type) -> str:
+    return first_line(inspect.getmodule(kind))
+
+
 def first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows for a terminal: paper and year in one column, long texts where there is room."""
+    """The rows for a terminal; methods by family, with a second line for paper, tuners and what is shared."""
     out = Table(show_edge=False)
-    rows = [{k: f"{v} {row['year']}" if k == "paper" else v for k, v in row.items() if k not in HIDDEN} for row in rows]
+    if "family" in rows[0]:
+        out.add_column("name", no_wrap=True)
+        out.add_column("idea; paper; tuners; what is shared", ratio=1)
+        for family in dict.fromkeys(row["family"] for row in rows):
+            out.add_section()
+            out.add_row("", Text(family, style="bold italic"))
+            for row in (row for row in rows if row["family"] == family):
+                facts = [cited(row), f"tuner {cell(row['tuners'])}", f"shares {shared(row['shares'])}"]
+                out.add_row(row["name"], Text.assemble(row["idea"], "\n", ("; ".join(filter(None, facts)), "dim")))
+        return out
     for heading in rows[0]:
         out.add_column(heading, no_wrap=heading == "name", ratio=1 if heading in {"idea", "note"} else None)
     for row in rows:
@@ -153,7 +167,17 @@ def table(rows: list[Row]) -> Table:
     return out
 
 
-HIDDEN = {"year", "presets"}  # in a table; --json has them
+def shared(shares: dict[str, str]) -> str:
+    """What leaves a client, in words."""
+    stays = [name for name, scope in shares.items() if scope in {str(LOCAL), str(FIXED)}]
+    leaves = [name for name in shares if name not in stays]
+    if leaves == ["*"]:
+        return "all but " + ", ".join(stays) if stays else "all"
+    return ", ".join(leaves) or "nothing"
+
+
+def cited(row: Row) -> str:
+    return f"{row['paper']} {row['year']}" if row["year"] else ""
 
 
 def cell(value: Any) -> str:
@@ -244,7 +268,10 @@ def choices(kind: Any) -> list[str]:
 
 
 def method_page(facts: Row) -> RenderableType:
-    parts: list[RenderableType] = [f"[bold]{facts['name']}[/]: {facts['idea']} ({facts['paper']} {facts['year']})", ""]
+    parts: list[RenderableType] = [
+        f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else ""),
+        "",
+    ]
     parts += [Text(unwrapped(facts["text"])), ""]
     if facts["shares"]:
         parts += [Text("shares: " + cell(facts["shares"])), ""]

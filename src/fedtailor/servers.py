@@ -40,6 +40,8 @@ class ServerStep(BaseModel, ABC):
 
 
 class FedAvgM(ServerStep):
+    """Rounds' changes gather momentum."""
+
     eta: float = Field(1.0, gt=0, allow_inf_nan=False, title="η", description="the server's learning rate")
     beta: float = Field(0.9, ge=0, lt=1, title="β", description="momentum")
 
@@ -50,6 +52,8 @@ class FedAvgM(ServerStep):
 
 
 class FedAdam(ServerStep):
+    """Rounds' changes are steps of Adam."""
+
     eta: float = Field(0.01, gt=0, allow_inf_nan=False, title="η", description="the server's learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, title="β₁")
     beta2: float = Field(0.99, ge=0, lt=1, title="β₂")

@@ -46,7 +46,7 @@ class Entry:
     method: type[Method]
     tuner: str
     paper: str
-    year: int
+    year: int | None  # None: no paper's
     family: str
     idea: str
     tuners: tuple[str, ...] = ()  # the only ones it may have; none: any
@@ -68,10 +68,10 @@ METHODS: dict[str, Entry] = {
         tuners=("none",),
     ),
     "fedavg": Entry(
-        FedAvg, "text_prompt", "McMahan et al., AISTATS", 2017, "federated", "average what clients reach; any tuner",
+        FedAvg, "text_prompt", "McMahan et al., AISTATS", 2017, "federated", "average what clients reach",
     ),
     "fedprox": Entry(
-        FedProx, "text_prompt", "Li et al., MLSys", 2020, "federated", "FedAvg with a pull to the start; any tuner",
+        FedProx, "text_prompt", "Li et al., MLSys", 2020, "federated", "FedAvg with a pull to the start",
     ),
     "capt": Entry(
         CAPT, "coupled+class_prompt", "Hou et al., CVPR", 2025, "long-tailed",
@@ -114,7 +114,7 @@ METHODS: dict[str, Entry] = {
     ),
     "fedpurel": Entry(
         FedPuReL, "text_prompt", "Hou et al.", 2026, "long-tailed, personal",
-        "gradients purified against zero-shot CLIP, then a personal residual; any tuner",
+        "gradients purified against zero-shot CLIP, then a personal residual",
         presets={
             "published": {},
             "released": {"method.schedule": "interleaved", "method.lam": 0.99, "local.carry": "shared"},
@@ -266,11 +266,11 @@ METHODS: dict[str, Entry] = {
         },
     ),
     "local": Entry(
-        Alone, "text_prompt", "(every client for itself)", 2017, "reference", "each client trains alone; any tuner",
+        Alone, "text_prompt", "", None, "reference", "each client trains alone",
     ),
     "central": Entry(
-        Central, "text_prompt", "(everything in one place)", 2017, "reference",
-        "one model on everyone's data, not federated; any tuner",
+        Central, "text_prompt", "", None, "reference",
+        "one model on everyone's data, not federated",
     ),
     "linear-probe": Entry(
         FedAvg, "head", "Radford et al., ICML", 2021, "federated heads", "FedAvg of a linear classifier on features",
@@ -279,7 +279,7 @@ METHODS: dict[str, Entry] = {
     ),
     "scaffold": Entry(
         Scaffold, "text_prompt", "Karimireddy et al., ICML", 2020, "federated",
-        "control variates against clients' drift; any tuner",
+        "control variates against clients' drift",
         settings={"local.momentum": 0.0, "local.lr": 1e-2},
     ),
     "scratch-fedavg": Entry(

@@ -25,7 +25,7 @@ PROMPTFL: Settings = {
     "rounds": 20, "clients": 64, "local.epochs": 5, "local.lr": 1e-3, "local.schedule": "cosine", "tuner.length": 16,
 }  # fmt: skip
 
-# Where the PromptFL family's rate, 1e-3, hardly moves anything on a CLIP whose scale is 22 and not 100: the bundled one.
+# The PromptFL family's rate, 1e-3, hardly moves these on a CLIP whose scale is 22 and not 100, as the bundled one's.
 BRISK: Settings = {"local.lr": 1e-2}
 
 # Networks trained from scratch: larger steps than prompts take.
