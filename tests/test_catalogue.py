@@ -101,3 +101,25 @@ def test_names_are_whole_at_any_width(width: int) -> None:
 def test_text_is_not_markup() -> None:
     """Square brackets in notes and defaults are printed as they are."""
     assert "[hub]" in printed(catalogue.table([{"name": "a", "idea": "fedtailor[hub]"}]))
+
+
+def test_a_page_tells_of_all_that_comes_with_a_method() -> None:
+    """fedgrab is FedAvg, with a network and a rebalancer whose departures a reader must find."""
+    text = catalogue.method("fedgrab")["text"]
+    assert all(word in text for word in ("McMahan", "residual network", "Self-Adjusting Gradient Balancer"))
+    assert "cooperative" in catalogue.method("fedcopl")["text"].lower()
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ({"*": "global"}, "all"),
+        ({"local.*": "local", "*": "global"}, "all but local.*"),
+        ({"*.A": "global", "*.B": "local"}, "*.A"),
+        ({"a.*": "cluster near", "b.*": "fixed"}, "a.*"),
+        ({"*": "local"}, "nothing"),
+        ({}, "nothing"),
+    ],
+)
+def test_what_is_shared_in_words(shares: dict[str, str], told: str) -> None:
+    assert catalogue.shared(shares) == told

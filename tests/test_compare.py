@@ -783,8 +783,9 @@ def test_progress(small: dict[str, Any]) -> None:
 def test_the_plan_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
     plan: Plan = make_plan([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
-    (tmp_path / "compare.json").write_text(json.dumps({**plan.note(), "number": "best"}))
-    back, number = comparison.read_plan(tmp_path)
+    (tmp_path / "compare.json").write_text(json.dumps({**plan.note(), "number": "best", "sort": "tail"}))
+    back, number, sort = comparison.read_plan(tmp_path)
+    assert sort == "tail"
     assert back == plan
     assert number == "best"
 

@@ -161,7 +161,7 @@ def test_baselines_names_every_method() -> None:
         told[it] = paper, family, kinds, "any" in tuner, sets
     due = {
         name: (
-            "–" if entry.paper.startswith("(") else f"{entry.paper} {entry.year}",
+            f"{entry.paper} {entry.year}" if entry.paper else "–",
             entry.family,
             [entry.tuner],
             not entry.tuners,

@@ -30,9 +30,9 @@ def test_momentum_by_hand() -> None:
 
 
 def test_adam_by_hand() -> None:
-    """β₁ = 0.5, β₂ = 0.75, τ = 1, η = 1: m = ½, v = ¼, x = ½/(½ + 1) = ⅓; m = ¼ + 1, v = 3/16 + 1."""
-    first = 0.5 / 1.5
-    second = first + 1.25 / ((3 / 16 + 1) ** 0.5 + 1)
+    """β₁ = 0.5, β₂ = 0.75, τ = 1, η = 1: m = ½, v = ¾ + ¼, x = ½/(1 + 1); m = ¼ + 1, v = ¾ + 1."""
+    first = 0.5 / 2
+    second = first + 1.25 / (1.75**0.5 + 1)
     assert two_rounds(FedAdam(eta=1, beta1=0.5, beta2=0.75, tau=1)) == pytest.approx([first, second])
 
 

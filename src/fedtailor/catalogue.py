@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .config import GROUPED, PARTS, SHORT, Backbone, Data, Run, dataset_names, make_run
-from .core import FIXED, LOCAL
+from .core import FIXED, LOCAL, Method
 from .data import DATASETS
 from .data.partition import PARTITIONS
 from .descend import Local
@@ -213,10 +213,18 @@ def method(name: str) -> Row:
         **listed,
         "class": f"{entry.method.__module__}.{entry.method.__name__}",
         "tuner": run.tuner.name,
-        "text": inspect.getdoc(inspect.getmodule(entry.method)) or "",
+        "text": page_text(entry.method, run),
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }
+
+
+def page_text(method: type[Method], run: Run) -> str:
+    """What its file says, and those of its tuner and of whatever else comes with it."""
+    chosen = [(known, getattr(run, part).name) for part, (_, known) in PARTS.items()]
+    kinds: list[type] = [method, *(TUNERS[part] for part in tuner_names(run.tuner.name))]
+    kinds += [known[name] for known, name in chosen if name in known]
+    return "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in kinds)
 
 
 def tuner_settings(part: str, run: Run) -> list[Row]:

@@ -150,8 +150,8 @@ def compare(
     if resume:
         if words or out or seeds or all_:
             raise UserError("--resume takes all settings from the comparison's folder; give no others")
-        plan, noted = comparison.read_plan(resume)
-        folder, number = resume, number or noted
+        plan, noted, column = comparison.read_plan(resume)
+        folder, number, sort = resume, number or noted, sort or column
     else:
         rows, settings = comparison.split_words(words or [])
         rows = [*(name for name in comparison.every_method() if all_ and name not in rows), *rows]

@@ -293,7 +293,7 @@ def carry_out(
     if folder is None:
         return side_by_side(plan, None, number, watcher, sort, jobs)
     with taken(folder):
-        write(folder / NOTE, as_json({**plan.note(), "number": number}))
+        write(folder / NOTE, as_json({**plan.note(), "number": number, "sort": sort}))
         made = side_by_side(plan, folder, number, watcher, sort, jobs)
         write(folder / "table.json", as_json(made.summary))
         write(folder / "table.md", markdown(made.summary).encode())
@@ -458,11 +458,11 @@ def read_note(folder: Path) -> dict[str, Any]:
     return note
 
 
-def read_plan(folder: Path) -> tuple[Plan, str]:
-    """What a folder's comparison is of, and the number it is by."""
+def read_plan(folder: Path) -> tuple[Plan, str, str | None]:
+    """What a folder's comparison is of, the number it is by, and the column it is sorted by."""
     note = read_note(folder)
     rows = tuple(Row(row["method"], row["settings"], make_run(settings=flat(row["run"]))) for row in note["rows"])
-    return Plan(rows, note["settings"], tuple(note["seeds"])), note["number"]
+    return Plan(rows, note["settings"], tuple(note["seeds"])), note["number"], note.get("sort")
 
 
 def check_folder(plan: Plan, folder: Path) -> None:

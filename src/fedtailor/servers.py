@@ -60,9 +60,9 @@ class FedAdam(ServerStep):
     tau: float = Field(1e-3, gt=0, allow_inf_nan=False, title="τ", description="added to √v: adaptivity ends below it")
 
     def beyond(self, change: Tensor, name: str, state: Params) -> Tensor:
-        zero = torch.zeros_like(change)
-        m = self.beta1 * state.get(f"server.m.{name}", zero) + (1 - self.beta1) * change  # Alg. 2, l. 12
-        v = self.beta2 * state.get(f"server.v.{name}", zero) + (1 - self.beta2) * change.square()  # Alg. 2, FedAdam
+        m, v = state.get(f"server.m.{name}", 0.0), state.get(f"server.v.{name}", self.tau**2)  # v_{−1} ≥ τ²
+        m = self.beta1 * m + (1 - self.beta1) * change  # Alg. 2, l. 12
+        v = self.beta2 * v + (1 - self.beta2) * change.square()  # Alg. 2, FedAdam
         state[f"server.m.{name}"], state[f"server.v.{name}"] = m, v
         return self.eta * m / (v.sqrt() + self.tau) - change  # Alg. 2, l. 14
 

@@ -181,3 +181,23 @@ def test_unknown_names_and_options() -> None:
     with pytest.raises(ValueError, match="q, k, v, o"):
         make_tuner("lora", {"matrices": "qx"})
     assert {name.split("+")[0] for name, _ in CASES} == set(TUNERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("text_prompt+head", "class sentences"),
+        ("lora+head", "class sentences"),
+        ("resnet+class_prompt", "class sentences"),
+        ("resnet+visual_prompt", "image tower"),
+        ("resnet+head", "same parameters"),
+        ("adapter+head", ""),
+    ],
+)
+def test_a_tuner_that_would_do_nothing_is_refused(name: str, told: str) -> None:
+    m = model(name, {})
+    if told:
+        with pytest.raises(UserError, match=told):
+            m.init(torch.Generator())
+    else:
+        assert m.init(torch.Generator())

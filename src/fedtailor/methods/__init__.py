@@ -203,7 +203,7 @@ METHODS: dict[str, Entry] = {
         tuners=("meta_prompt",),
         settings={"tuner.words": "a photo of a"},
         presets={
-            "capt": CAPT_PROMPTS,
+            "capt": {**CAPT_PROMPTS, "tuner.words": ""},
             "original": {"local.epochs": 10, "local.batch": 1, "local.lr": 2e-3, "local.schedule": "cosine"},
         },
     ),
@@ -224,7 +224,7 @@ METHODS: dict[str, Entry] = {
         tuners=("coupled",),
         settings={"tuner.length": 2, "tuner.depth": 0, "tuner.words": "a photo of a", **BRISK},
         presets={
-            "capt": {**CAPT_SETUP, "tuner.depth": 1},  # that code's copy: its deeper prompts get no gradient
+            "capt": {**CAPT_PROMPTS, "tuner.depth": 1},  # that code's copy: its deeper prompts get no gradient
             "original": {
                 "tuner.depth": 9, "local.epochs": 5, "local.batch": 4, "local.lr": 3.5e-3, "local.schedule": "cosine",
             },
@@ -250,7 +250,7 @@ METHODS: dict[str, Entry] = {
         tuners=("lora",),
         settings={"local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2},
         presets={
-            "capt": {**CAPT_SETUP, "local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2},
+            "capt": CAPT_SETUP,
             "fedpurel": {**CAPT_SETUP, **FEDPUREL_LORA},
             "original": {"local.schedule": "cosine", "local.batch": 32},
         },

@@ -31,10 +31,10 @@ class PFedPrompt(Method):
     pace: float = Field(5.0, gt=0, allow_inf_nan=False, description="the attention's learning rate, in units of lr")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        C, D = model.classes, model.clip.shape.embed
+        theta, C, D = model.init(rng), model.classes, model.clip.shape.embed  # the prompt first: PromptFL's draw
         own = linear_init("local.query", D, C, rng) | linear_init("local.value", C, C, rng)
         own |= {"local.value.weight": torch.zeros(C, C), "local.value.bias": torch.zeros(C)}
-        return {**model.init(rng), **own, "local.norm.weight": torch.ones(D), "local.norm.bias": torch.zeros(D)}
+        return {**theta, **own, "local.norm.weight": torch.ones(D), "local.norm.bias": torch.zeros(D)}
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         plain = super().gradient(model, start)

@@ -41,6 +41,11 @@ class Join(Tuner):
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         self.plan(model)
+        touched = [part.touches() for part in self.parts]
+        if any("classifier" in t for t in touched) and any("text" in t for t in touched):
+            raise UserError("a head stands in place of the class sentences: a tuner of the text tower would do nothing")
+        if any({"image", "classifier"} <= t for t in touched) and sum("image" in t for t in touched) > 1:
+            raise UserError("a network of its own stands in place of the image tower: another tuner of it does nothing")
         theta: Params = {}
         for part in self.parts:
             new = part.init(model, rng)
