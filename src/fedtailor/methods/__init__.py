@@ -151,6 +151,7 @@ METHODS: dict[str, Entry] = {
         FedOTP, "text_prompt", "Li et al., CVPR", 2024, "federated prompts, personal",
         "a global and a local text context share out a picture's patches by optimal transport",
         tuners=("text_prompt", "class_prompt"),
+        settings=BRISK,
         presets={
             "capt": CAPT_PROMPTS,
             "fedpurel": CAPT_PROMPTS,
@@ -248,11 +249,11 @@ METHODS: dict[str, Entry] = {
         FedAvg, "lora", "Zanella and Ben Ayed, CVPR workshops", 2024, "federated adapters",
         "FedAvg of low-rank deltas on both towers",
         tuners=("lora",),
-        settings={"local.optimiser": "adamw", "local.lr": 2e-4, "local.weight_decay": 1e-2},
+        settings={"local.optimiser": "adamw", "local.lr": 2e-3, "local.weight_decay": 1e-2},
         presets={
             "capt": CAPT_SETUP,
             "fedpurel": {**CAPT_SETUP, **FEDPUREL_LORA},
-            "original": {"local.schedule": "cosine", "local.batch": 32},
+            "original": {"local.lr": 2e-4, "local.schedule": "cosine", "local.batch": 32},
         },
     ),
     "fedsa-lora": Entry(
