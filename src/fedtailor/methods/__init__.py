@@ -202,7 +202,7 @@ METHODS: dict[str, Entry] = {
         FedAvg, "meta_prompt", "Zhou et al., CVPR", 2022, "central prompts, averaged",
         "a text context that a small network moves for each image",
         tuners=("meta_prompt",),
-        settings={"tuner.words": "a photo of a"},
+        settings={"tuner.words": "a photo of a", **BRISK},
         presets={
             "capt": {**CAPT_PROMPTS, "tuner.words": ""},
             "original": {"local.epochs": 10, "local.batch": 1, "local.lr": 2e-3, "local.schedule": "cosine"},
