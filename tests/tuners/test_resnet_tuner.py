@@ -260,3 +260,22 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     server, _ = advance(setup, start, setup.engine())
     moved: Params = {n: v for n, v in server.params.items() if not torch.equal(v, start.params[n])}
     assert moved.keys() == setup.job.start.keys()
+
+
+def test_a_test_set_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a gradient no more than so many pictures are in the network at once; the features are the same."""
+    m = model(width=4)
+    theta, x = m.init(torch.Generator().manual_seed(0)), torch.randn(7, 3, 32, 32)
+    seen: list[int] = []
+    whole = ResNet.features
+
+    def features(self: ResNet, theta: Params, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return whole(self, theta, x)
+
+    monkeypatch.setattr(ResNet, "features", features)
+    monkeypatch.setattr("fedtailor.tuners.resnet.TESTED", 3)
+    together = m.features(theta, x)
+    with torch.no_grad():
+        torch.testing.assert_close(m.features(theta, x), together)
+    assert seen == [7, 3, 3, 1]

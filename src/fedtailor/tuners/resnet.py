@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..core import Params
     from ..model import Model
 
+TESTED = 256  # pictures at once where nothing is learned: a test set is handed over whole
 BLOCKS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # by depth: basic blocks in each stage
 
 
@@ -70,8 +71,10 @@ class ResNet(Tuner):
             x = pixels if not 0 < self.size < pixels.shape[-1] else F.adaptive_avg_pool2d(pixels, self.size)
             if self.augment and rng is not None:
                 x = random_views(x, rng)
+            some = [x] if torch.is_grad_enabled() else x.split(TESTED)
             with model.cast():  # channels last: 1.1 to 1.4 times as fast on CPUs
-                return self.features(theta, x.contiguous(memory_format=torch.channels_last)).float()
+                found = [self.features(theta, part.contiguous(memory_format=torch.channels_last)) for part in some]
+            return torch.cat(found).float()
 
         return Bend(net=net, head=lambda f: linear_head(theta, f))
 
