@@ -794,8 +794,7 @@ def test_the_page(made: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     """The commands of docs/comparing.md are understood, and its code reads what there is."""
     page = (Path(__file__).parent.parent / "docs" / "comparing.md").read_text()
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("fedtailor compare ")]
-    assert len(commands) == 2
-    (first,) = (words for words in commands if "--resume" not in words)
+    first = commands[0]
     assert first[-2:] == ["--seeds", "3"]
     assert len(make_plan(*split_words(first[:-2]), "3").rows) == 4
 
