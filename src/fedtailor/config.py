@@ -298,7 +298,8 @@ def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
         if problem["type"] == "extra_forbidden":
             raise unknown("key", key, [where + field for field in kind.model_fields]) from error
         told = problem["msg"].removeprefix("Value error, ")
-        raise UserError(f"{key}: {told[0].lower()}{told[1:]}, got {problem['input']!r}") from error
+        got = f", got {problem['input']!r}" if problem["loc"] else ""  # else it is about several keys at once
+        raise UserError(f"{key}: {told[0].lower()}{told[1:]}{got}") from error
     read = flat(made.model_dump())
     for key, value in flat(values).items():  # Python takes True for 1; a user who writes true does not mean 1
         if isinstance(value, bool) and not isinstance(read.get(key, value), bool):

@@ -16,7 +16,7 @@ def etf(C: int, D: int, rng: torch.Generator) -> Tensor:
     if not 1 < C <= D:
         raise UserError(
             "an equiangular frame needs two or more classes and features at least as long as there are classes: "
-            f"got {C} classes and features of length {D}; take a wider network"
+            f"got {C} classes and features of length {D}; take a larger tuner.width"
         )
     basis: Tensor = torch.linalg.qr(torch.randn(D, C, generator=rng, dtype=torch.float64))[0]  # orthonormal columns
     centred = torch.eye(C, dtype=torch.float64) - 1 / C
