@@ -15,10 +15,9 @@ def test_attention_by_hand() -> None:
     """
     own = {
         "norm.weight": torch.ones(2), "norm.bias": torch.zeros(2),
-        "query.weight": torch.zeros(2, 2), "query.bias": torch.tensor([0.0, 3.0]).log1p() * torch.tensor([0.0, 1.0]),
+        "query.weight": torch.zeros(2, 2), "query.bias": torch.tensor([0.0, 1.0]) * torch.log(torch.tensor(3.0)),
         "value.weight": torch.tensor([[4.0, 0.0], [0.0, 8.0]]), "value.bias": torch.tensor([1.0, 0.0]),
     }  # fmt: skip
-    own["query.bias"] = torch.tensor([0.0, 1.0]) * torch.log(torch.tensor(3.0))
     torch.testing.assert_close(attention(own, torch.tensor([[1.0, -1.0]])), torch.tensor([[2.0, 6.0]]))
     own["query.weight"] = torch.tensor([[0.0, 0.0], [1.0, 0.0]])  # looks now depend on z
     assert attention(own, torch.tensor([[1.0, -1.0]]))[0, 1] > 6

@@ -11,7 +11,6 @@ from fedtailor.evaluate import score_clients, score_shared
 from fedtailor.labelers.base import INDEX
 from fedtailor.rng import generator
 from fedtailor.train import advance, train
-from fedtailor.visit import Client
 from world import CLIENTS, world
 
 
@@ -94,4 +93,3 @@ def test_fedsa_shares_one_half_of_each_delta() -> None:
     torch.testing.assert_close(setup.job.model.logits(theta, x), zero_shot, atol=1e-4, rtol=0)  # with B at zero
     own = {**theta, **engine.clients[0].local}
     assert not torch.allclose(setup.job.model.logits(own, x), zero_shot, atol=1e-3)
-    assert Client().local == {}
