@@ -20,7 +20,7 @@ from .data import DATASETS
 from .data.partition import PARTITIONS
 from .descend import Local
 from .diagnostics import DIAGNOSTICS, NEEDS
-from .engines import ENGINES
+from .engines import ELSEWHERE, ENGINES
 from .errors import unknown
 from .methods import METHODS
 from .tuners import TUNERS, tuner_names
@@ -109,7 +109,8 @@ def part_rows(part: str, nothing: str) -> Callable[[], list[Row]]:
 
 
 def engines() -> list[Row]:
-    return [{"name": name, "idea": first_line(inspect.getmodule(kind))} for name, kind in ENGINES.items()]
+    here = [{"name": name, "idea": first_line(inspect.getmodule(kind))} for name, kind in ENGINES.items()]
+    return here + [{"name": name, "idea": idea} for name, (_, idea) in ELSEWHERE.items()]
 
 
 def diagnostics() -> list[Row]:

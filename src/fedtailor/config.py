@@ -23,10 +23,11 @@ from .data.groups import GROUPS
 from .data.partition import PARTITIONS, Partition
 from .descend import Local
 from .diagnostics import DIAGNOSTICS, choose
-from .engines import ENGINES
+from .engines import ELSEWHERE, ENGINES
 from .errors import UserError, unknown
 from .labelers import LABELERS, Labeler
 from .methods import METHODS, Entry
+from .plan import Plan
 from .rebalance import REBALANCERS, Rebalancer
 from .servers import AVERAGE, SERVERS, ServerStep
 from .tuners import TUNERS, Tuner, make_tuner, tuner_names
@@ -124,6 +125,7 @@ class Run(Strict):
     server: Choice = Choice(name=AVERAGE)
     data: Data = Data()
     backbone: Backbone = Backbone()
+    plan: Plan = Plan()
 
     @field_validator("record", mode="before")
     @classmethod
@@ -155,7 +157,7 @@ class Run(Strict):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-GROUPED = {"method", "local", "tuner", "data", "backbone", *PARTS}  # keys that stand before a dot
+GROUPED = {"method", "local", "tuner", "data", "backbone", "plan", *PARTS}  # keys that stand before a dot
 
 
 def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
@@ -215,7 +217,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
     run = checked(Run, document, "")
     name = run.method.name
     for kind, value, known in (
-        ("engine", run.engine, ENGINES),
+        ("engine", run.engine, [*ENGINES, *ELSEWHERE]),
         *((part, getattr(run, part).name, [plain, *known]) for part, (plain, known) in PARTS.items()),
         ("groups", run.data.groups, GROUPS),
         ("partition", run.data.partition.name, PARTITIONS),
@@ -235,6 +237,10 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
     if entry.method.trains and run.rounds == 0:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
+    if run.engine in ELSEWHERE and entry.method.pooled:
+        raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
+    if run.engine in ELSEWHERE and run.record:
+        raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
     method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
     tuner = checked_tuner(run.tuner.name, run.tuner.options)
     partition = checked(PARTITIONS[run.data.partition.name], run.data.partition.options, "data.partition.")
@@ -337,7 +343,7 @@ def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
     for name in Run.model_fields:
         if name not in GROUPED:
             yield name
-    for group, kind in (("local", Local), ("data", Data), ("backbone", Backbone)):
+    for group, kind in (("local", Local), ("data", Data), ("backbone", Backbone), ("plan", Plan)):
         yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
     yield "method.name"
     yield from (f"method.{name}" for name in entry.method.model_fields if name != "local")

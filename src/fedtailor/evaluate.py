@@ -46,11 +46,31 @@ class Tests:
     def everything(self) -> Indices:
         return np.arange(len(self.labels))
 
+    def of_client(self, k: int) -> Tests:
+        """One client's part as a test set of its own."""
+        mine = self.parts[k]
+        return Tests(Excerpt(self.pool, mine), self.labels[mine], (np.arange(len(mine)),), self.groups)
+
     def both(self, logits: Callable[[Tensor], Tensor]) -> tuple[Score, Score]:
         """One model for all: its score on the whole set, and the mean of its scores on the clients' parts."""
         predicted = self.predict(logits, self.everything)
         parts = [self.score(predicted[part], part) for part in self.parts]
         return self.score(predicted, self.everything), mean_score(parts)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Some of a pool's pictures, counted from 0."""
+
+    pool: Pool
+    indices: Indices
+
+    @property
+    def fixed(self) -> bool:
+        return self.pool.fixed
+
+    def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
+        return self.pool.fetch(self.indices[indices], rng)
 
 
 def score_zero_shot(job: Job, tests: Tests) -> tuple[Score, Score]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
 from .data.samples import LivePool, Pool, Shelf, make_pool
 from .data.sets import Images, Indices, histogram
-from .engines import ENGINES
-from .engines.local import LocalEngine
+from .engines import ELSEWHERE, ENGINES
+from .engines.base import Engine
 from .errors import UserError
 from .evaluate import Tests
 from .labelers import LABELERS
@@ -63,8 +64,13 @@ class Setup:
             return {OWN: Shelf(self.train_pool, everything(self.federation), labels, C, device, self.plain_pool)}
         return shelves if self.server_shelf is None else {**shelves, OWN: self.server_shelf}
 
-    def engine(self, clients: dict[int, Client] | None = None) -> LocalEngine:
-        return ENGINES[self.run.engine](self.job, self.shelves, clients)
+    def engine(self, clients: dict[int, Client] | None = None, folder: Path | None = None) -> Engine:
+        """Clients that are elsewhere keep their states under the folder, or where nobody finds them again."""
+        if self.run.engine in ENGINES:
+            return ENGINES[self.run.engine](self.job, self.shelves, clients)
+        module, _ = ELSEWHERE[self.run.engine]
+        made: Engine = import_module(module).engine(self, clients, folder)
+        return made
 
 
 def everything(federation: Federation) -> Indices:
@@ -119,7 +125,15 @@ def assemble(
     )
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
-        method, model, run.seed, labeler, run.make_rebalancer(), run.rounds, run.clients, validates=own is not None
+        method,
+        model,
+        run.seed,
+        labeler,
+        run.make_rebalancer(),
+        run.rounds,
+        run.clients,
+        validates=own is not None,
+        updates=run.plan.updates,
     )
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from . import __version__
 from .config import Run, read_document, read_toml
 from .core import Params, Server
-from .engines.local import Visited
+from .engines.base import Visited
 from .errors import UserError
 from .visit import Client
 from .wire import client_from_bytes, client_to_bytes, from_bytes, to_bytes

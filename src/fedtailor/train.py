@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from .core import Server
-from .diagnostics import Round, measure, pseudo_labels
-from .engines.local import LocalEngine
-from .evaluate import score_clients, score_shared
+from .diagnostics import Round, measure
+from .engines.base import Engine, Shortfall, Visited
+from .errors import UserError
+from .evaluate import score_shared
 from .metrics import Score, mean_score
 from .rng import generator
 from .setup import Setup
@@ -36,6 +37,7 @@ class Record:
     peak_rss_mb: float
     pseudo: dict[str, Any] | None  # how good pseudo-labels are; None where labels are given, or truths unknown
     diagnostics: dict[str, Any]  # by name, what the run is to record
+    dropped: dict[str, str]  # client: why it is out of this round
 
     def row(self) -> dict[str, Any]:
         scores = {
@@ -54,36 +56,68 @@ def peak_rss_mb() -> float:
 def train(setup: Setup, store: Store | None = None, resume: bool = False) -> Iterator[Record]:
     """Run the rounds that are left, one record each. With a store, each is kept before it is given out."""
     job = setup.job
-    server, engine = job.first_server(), None
+    server, clients = job.first_server(), None
     if store and resume:
         saved = store.resume()
         if saved:
-            server, engine = job.resumed(saved[0]), setup.engine(saved[1])
-    engine = engine or setup.engine()
+            server, clients = job.resumed(saved[0]), saved[1]
+    engine = setup.engine(clients, store.folder if store else None)
     engine.traffic = [] if setup.run.record else None
-    if store and server.round == 0:
-        store.checkpoint(server, engine.clients, ())
-    while server.round < setup.rounds:
-        began = time.perf_counter()
-        engine.visits.clear()
+    try:
+        engine.open()
+        if store and server.round == 0:
+            store.checkpoint(server, engine.clients, ())
+        while server.round < setup.rounds:
+            began = time.perf_counter()
+            before, clients = server, dict(engine.clients)
+            server, cohort, visits = persist(setup, server, engine)
+            record = test(Round(setup, before, server, clients, engine, cohort), visits, began)
+            if store:
+                store.save_round(record.row(), visits)
+                store.checkpoint(server, engine.clients, [v.client for v in visits])
+            engine.saved()
+            yield record
+    finally:
+        engine.close()
+
+
+def persist(setup: Setup, server: Server, engine: Engine) -> tuple[Server, list[int], list[Visited]]:
+    """A round, made again from where it began if too few clients answer. Also: who was asked, and every visit."""
+    clients, visits = dict(engine.clients), list[Visited]()
+    tries = setup.run.plan.tries
+    for _ in range(tries):
         if engine.traffic:
             engine.traffic.clear()
-        before, clients = server, dict(engine.clients)
-        server, cohort = advance(setup, server, engine)
-        record = test(Round(setup, before, server, clients, engine, cohort), began)
-        if store:
-            store.save_round(record.row(), engine.visits)
-            store.checkpoint(server, engine.clients, [v.client for v in engine.visits])
-        yield record
+        try:
+            after, cohort = advance(setup, server, engine)
+            return after, cohort, visits + drained(engine)
+        except Shortfall as short:
+            engine.clients = dict(clients)
+            visits += (these := drained(engine))
+            told = "; ".join(f"client {v.client}: {v.dropped}" for v in these if v.dropped)
+            last = f"round {server.round + 1}: {short}; {told}"
+    raise UserError(f"{last}; tried {tries} times (plan.tries). Resume the run when more clients are there")
 
 
-def advance(setup: Setup, server: Server, engine: LocalEngine) -> tuple[Server, list[int]]:
-    """One round: labels where they are due, then the method's round, or its closing one. Also: who took part."""
+def drained(engine: Engine) -> list[Visited]:
+    visits = list(engine.visits)
+    engine.visits.clear()
+    return visits
+
+
+def advance(setup: Setup, server: Server, engine: Engine) -> tuple[Server, list[int]]:
+    """One round: labels where they are due, then the method's round, or its closing one. Also: who was asked."""
     run, method, labeler, t = setup.run, setup.job.method, setup.job.labeler, server.round
     everyone = method.everyone(run.clients)
     if t >= run.rounds:
+        engine.begin(everyone, len(everyone))
         return replace(method.close(server, everyone, engine), round=t + 1), everyone
-    cohort = method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t))
+
+    def draw(fraction: float) -> list[int]:
+        return method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
+
+    cohort = draw(min(1.0, run.fraction * (1 + engine.oversample)))
+    engine.begin(cohort, len(draw(run.fraction)))
     if labeler is not None and labeler.due(t):
         server = labeler.label(server, everyone, engine)
         server = replace(server, state={**server.state, "labels.round": torch.tensor(t)})  # for methods that count them
@@ -93,14 +127,15 @@ def advance(setup: Setup, server: Server, engine: LocalEngine) -> tuple[Server, 
     return replace(after, round=t + 1), cohort
 
 
-def test(seen: Round, began: float) -> Record:
+def test(seen: Round, visits: list[Visited], began: float) -> Record:
     setup, server, engine = seen.setup, seen.after, seen.engine
     shared = personal = None
     clients: list[Score] = []
     if server.round % setup.run.every == 0 or server.round == setup.rounds:
         shared = score_shared(setup.job, server, setup.tests)
-        clients = score_clients(setup.job, server, engine.clients, setup.tests)
+        clients = engine.examine(setup, server)
         personal = mean_score(clients)
+        visits += drained(engine)
     diagnostics = measure(setup.run.record, replace(seen, shared=shared, personal=personal))
     return Record(
         round=server.round,
@@ -108,10 +143,11 @@ def test(seen: Round, began: float) -> Record:
         shared=shared,
         personal=personal,
         clients=tuple(score.overall for score in clients),
-        bytes_up=sum(v.bytes_up for v in engine.visits),
-        bytes_down=sum(v.bytes_down for v in engine.visits),
+        bytes_up=sum(v.bytes_up for v in visits),
+        bytes_down=sum(v.bytes_down for v in visits),
         seconds=round(time.perf_counter() - began, 4),
         peak_rss_mb=round(peak_rss_mb(), 1),
-        pseudo=pseudo_labels(setup, engine.clients),
+        pseudo=engine.pseudo(setup),
         diagnostics=diagnostics,
+        dropped={str(v.client): v.dropped for v in visits if v.dropped},
     )

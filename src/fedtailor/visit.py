@@ -17,6 +17,7 @@ from torch import Tensor
 from .core import FIXED, LOCAL, Me, Method, Params, Pass, Reply, Samples, Scope, Server
 from .errors import UserError
 from .labelers.base import CANDIDATES, INDEX, LABEL, Labeler
+from .packing import pack, unpack
 from .rebalance.base import Balance, Rebalancer
 from .rng import generator
 
@@ -43,7 +44,8 @@ class Job:
     rounds: int = 0  # T
     clients: int = 0  # K
     validates: bool = False  # whether the server has data of its own
-    guard: Guard = as_it_is  # the privacy step: the last thing done to all that leaves a client
+    guard: Guard = as_it_is  # the privacy step, behind which nothing but packing is done to what leaves a client
+    updates: str = "fp32"  # how what leaves is packed (packing.py)
 
     @cached_property
     def start(self) -> Params:
@@ -102,6 +104,7 @@ class Client:
     memory: Params = field(default_factory=dict)  # what passes asked to keep
     tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
     version: int = 0  # one more with each visit
+    mark: str = ""  # of a client that is elsewhere: the serial of the order that left it in this state
 
 
 def size(params: Params) -> int:
@@ -129,7 +132,7 @@ def theta_of(job: Job, down: Params, client: Client) -> Params:
 
 
 def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tuple[Reply, Client]:
-    """Run one pass on one client. Returns what leaves it, and its new state."""
+    """Run one pass on one client. Returns what leaves it, packed, and its new state."""
     theta = theta_of(job, task.params, client)
     at = f"{type(job.method).__name__}.{task.pass_}, client {who}, round {task.round}"
     path = "round", task.round, "client", who, task.pass_
@@ -152,8 +155,7 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
         raise UserError(f"{at}: a pass gives back a Reply, got {type(reply).__name__}")
     params = to_cpu(reply.params)
     check(params, theta, at)
-    if not 0 <= reply.weight < float("inf"):
-        raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
+    check_weight(reply, at)
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
     up = job.guard(Reply(leaves, float(reply.weight), to_cpu(reply.stats)), rng)
     kept = to_cpu({**reply.keep, **hold.keep()})
@@ -164,7 +166,22 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
         tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves | own_names(kept, theta))},
         version=client.version + 1,
     )
-    return up, stays
+    packed = pack(up.params, task.params, job.updates, generator(job.seed, *path, "rounding"))
+    return replace(up, params=packed), stays
+
+
+def opened(job: Job, task: Task, reply: Reply) -> Reply:
+    """A client's reply as the server reads it."""
+    return replace(reply, params=unpack(reply.params, task.params, job.updates))
+
+
+def check_reply(task: Task, reply: Reply, at: str) -> None:
+    """For a reply from elsewhere: all that `visit` makes sure of for one from here."""
+    check(reply.params, task.params, at)
+    check_weight(reply, at)
+    for name, value in reply.stats.items():
+        if not torch.isfinite(value).all():
+            raise UserError(f"{at}: {name} is not finite")
 
 
 class Hold:
@@ -205,6 +222,11 @@ def own_predict(job: Job, client: Client, theta: Params) -> Callable[[Tensor], T
 
 def own_names(kept: Params, theta: Params) -> Params:
     return {name: value for name, value in kept.items() if name in theta}
+
+
+def check_weight(reply: Reply, at: str) -> None:
+    if not 0 <= reply.weight < float("inf"):
+        raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
 
 
 def check(params: Params, theta: Params, at: str) -> None:

@@ -68,9 +68,9 @@ def reply_from_bytes(data: bytes) -> Reply:
 
 def client_to_bytes(client: Client) -> bytes:
     groups = {"local": client.local, "memory": client.memory, "tuned": client.tuned}
-    return to_bytes(groups, {"version": client.version})
+    return to_bytes(groups, {"version": client.version, "mark": client.mark})
 
 
 def client_from_bytes(data: bytes) -> Client:
-    groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version",))
-    return Client(groups["local"], groups["memory"], groups["tuned"], note["version"])
+    groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version", "mark"))
+    return Client(groups["local"], groups["memory"], groups["tuned"], note["version"], note["mark"])

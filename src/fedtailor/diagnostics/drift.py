@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import OWN, Params
-from ..engines.local import Traffic
+from ..engines.base import Traffic
 from ..model import Model
 from ..rng import generator
 from ..visit import Job, theta_of

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..setup import Setup
 
 Quality = dict[str, float | int | None]
+Tally = tuple[int, int, int, int]  # labels, right ones, pictures with a label, pictures
 Table = tuple[Indices, Indices, Indices, Indices]  # owner and truth of every picture; picture and y of every label
 
 
@@ -60,12 +61,19 @@ def collect(setup: Setup, clients: Mapping[int, Client]) -> Table | None:
 
 def quality(truth: Indices, picture: Indices, y: Indices, among: NDArray[np.bool_] | None = None) -> Quality:
     """Of labels y of some pictures. A picture with two labels counts twice in accuracy, once in coverage."""
-    among = np.ones(len(truth), bool) if among is None else among
+    return in_percent(tally(truth, picture, y, np.ones(len(truth), bool) if among is None else among))
+
+
+def tally(truth: Indices, picture: Indices, y: Indices, among: NDArray[np.bool_]) -> Tally:
     chosen = among[picture]
-    labelled, samples = len(np.unique(picture[chosen])), int(among.sum())
     right = int((truth[picture] == y)[chosen].sum())
+    return int(chosen.sum()), right, len(np.unique(picture[chosen])), int(among.sum())
+
+
+def in_percent(counts: Tally) -> Quality:
+    labels, right, labelled, samples = counts
     return {
-        "accuracy": percent(right, int(chosen.sum())),
+        "accuracy": percent(right, labels),
         "coverage": percent(labelled, samples),
         "labelled": labelled,
         "samples": samples,

@@ -18,7 +18,7 @@ from ..rng import generator
 from ..visit import Client, Job, dressed, theta_of
 
 if TYPE_CHECKING:
-    from ..engines.local import LocalEngine
+    from ..engines.base import Engine
     from ..setup import Setup
 
 CHUNK = 256  # test pictures taken at once
@@ -30,7 +30,7 @@ class Round:
     before: Server  # as the round began
     after: Server
     clients: Mapping[int, Client]  # as the round began
-    engine: LocalEngine  # the clients as they are now, and the round's traffic
+    engine: Engine  # the clients as they are now, and the round's traffic
     cohort: Sequence[int]
     shared: Score | None = None  # None in a round that is not tested
     personal: Score | None = None

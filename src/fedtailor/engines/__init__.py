@@ -9,3 +9,7 @@ ENGINES: dict[str, type[LocalEngine]] = {
     "local": LocalEngine,
     "posted": PostedEngine,
 }
+# Their clients are elsewhere. The module is imported when it is asked for, since it needs more than the rest does.
+ELSEWHERE = {
+    "flower": ("fedtailor.flower.simulation", "Flower's simulation: every client in a process of its own kind, by Ray."),
+}

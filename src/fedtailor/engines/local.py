@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..core import Params, Pass, Reply, Samples, Server
-from ..visit import Client, Job, Task, reply_bytes, visit
+from ..diagnostics.labels import Quality, pseudo_labels
+from ..evaluate import score_clients
+from ..metrics import Score
+from ..visit import Client, Job, Task, opened, reply_bytes, visit
+from .base import Traffic, Visited
 
-
-@dataclass(frozen=True)
-class Visited:
-    """What one visit cost."""
-
-    round: int
-    client: int
-    pass_: str
-    samples: int
-    weight: float
-    bytes_down: int
-    bytes_up: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One visit as a diagnostic sees it: what went down and came up, and the client before and after."""
-
-    client: int
-    task: Task
-    reply: Reply
-    before: Client
-    after: Client
+if TYPE_CHECKING:
+    from ..setup import Setup
 
 
 class LocalEngine:
+    oversample = 0.0  # nobody here is ever late
+
     def __init__(self, job: Job, data: Mapping[int, Samples], clients: Mapping[int, Client] | None = None) -> None:
         self.job, self.data = job, data
         self.clients = {k: Client() for k in data} | dict(clients or {})
@@ -57,10 +41,28 @@ class LocalEngine:
 
     def call(self, k: int, task: Task) -> Reply:
         began, before = time.perf_counter(), self.clients[k]
-        reply, self.clients[k] = visit(self.job, k, task, before, self.data[k])
+        packed, self.clients[k] = visit(self.job, k, task, before, self.data[k])
         took = round(time.perf_counter() - began, 4)
-        up, down, samples = reply_bytes(reply), task.bytes, len(self.data[k])
+        reply, up, down, samples = opened(self.job, task, packed), reply_bytes(packed), task.bytes, len(self.data[k])
         self.visits.append(Visited(task.round, k, task.pass_, samples, reply.weight, down, up, took))
         if self.traffic is not None:
             self.traffic.append(Traffic(k, task, reply, before, self.clients[k]))
         return reply
+
+    def open(self) -> None:
+        pass
+
+    def begin(self, invited: Collection[int], wanted: int) -> None:
+        pass
+
+    def saved(self) -> None:
+        pass
+
+    def examine(self, setup: Setup, server: Server) -> list[Score]:
+        return score_clients(setup.job, server, self.clients, setup.tests)
+
+    def pseudo(self, setup: Setup) -> Quality | None:
+        return pseudo_labels(setup, self.clients)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,32 @@
+"""Flower: clients in other processes and other places. Nothing outside this folder imports flwr.
+
+Whoever imports this first sets flwr's environment: it tells nobody anything, installs nothing, and keeps its files in
+a home of ours, not in the user's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from platformdirs import user_cache_path
+
+from ..errors import UserError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+os.environ.update(QUIET)
+os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))
+
+
+def need(*modules: str) -> None:
+    """A clear word where the optional packages are not installed."""
+    if lacking := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise UserError(f"this needs {' and '.join(lacking)}: pip install 'fedtailor[flower]'")
+
+
+need("flwr")

@@ -1,0 +1,100 @@
+"""Our letters as Flower's messages: the post over a Grid, and the ClientApp that hands letters to a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from ..engines.remote import Arrival
+
+KINDS = ("query.who", "query.charter", "train.order", "evaluate.exam")
+LETTER = "letter"
+GONE = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+
+
+def wrapped(data: bytes) -> RecordDict:
+    """As an array, since Flower sends those in pieces and everything else in one."""
+    return RecordDict({LETTER: ArrayRecord({LETTER: Array("uint8", (len(data),), "fedtailor", data)})})
+
+
+def unwrapped(content: RecordDict) -> bytes:
+    data: bytes = content.array_records[LETTER][LETTER].data
+    return data
+
+
+def client_app(answer: Callable[[str, bytes, Context], bytes]) -> ClientApp:
+    """A ClientApp that passes every letter on and its answer back. Flower's own state of a client stays empty."""
+    app = ClientApp()
+
+    def handler(kind: str) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return Message(wrapped(answer(kind, unwrapped(message.content), context)), reply_to=message)
+
+        return handle
+
+    for kind in KINDS:
+        category, action = kind.split(".")
+        getattr(app, category)(action)(handler(kind))
+    return app
+
+
+class GridPost:
+    """Nodes have numbers of Flower's making; which client a node is, it says itself or its key does."""
+
+    def __init__(
+        self, grid: Grid, number: Callable[[NodeInfo], int | None] | None = None, ttl: float = 86400.0
+    ) -> None:
+        self.grid, self.number, self.ttl = grid, number, ttl
+        self.client_of: dict[int, int] = {}  # node → client
+        self.asked: set[int] = set()  # nodes that were asked who they are
+        self.sent: dict[str, tuple[str, int]] = {}  # message → kind and node
+
+    def here(self) -> Collection[int]:
+        nodes = list(self.grid.get_nodes())
+        if self.number is not None:
+            known = {node.node_id: self.number(node) for node in nodes}
+            self.client_of = {node: client for node, client in known.items() if client is not None}
+            return set(self.client_of.values())
+        there = {node.node_id for node in nodes}
+        self.push("query.who", 0, dict.fromkeys(sorted(there - self.asked), b""))
+        self.asked |= there
+        return {client for node, client in self.client_of.items() if node in there}
+
+    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
+        node_of = {client: node for node, client in self.client_of.items()}
+        self.push(kind, round_, {node_of[k]: data for k, data in letters.items()})
+
+    def push(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
+        for node, data in letters.items():
+            message = Message(wrapped(data), node, kind, ttl=self.ttl, group_id=str(round_ + 1))
+            for name in self.grid.push_messages([message]):
+                self.sent[name] = kind, node
+
+    def fetch(self) -> Iterable[Arrival]:
+        arrivals = []
+        for message in self.grid.pull_messages(list(self.sent)) if self.sent else ():
+            kind, node = self.sent.pop(message.metadata.reply_to_message_id, ("", 0))
+            if kind == "query.who" and not message.has_error():
+                self.client_of[node] = int(unwrapped(message.content))
+            elif kind == "query.who":
+                self.asked.discard(node)
+            elif kind:
+                arrivals.append(self.arrival(self.client_of[node], message))
+        return arrivals
+
+    def arrival(self, client: int, message: Message) -> Arrival:
+        if message.has_error():
+            gone = message.error.code in GONE
+            return Arrival(client, trouble=f"Flower: {message.error.reason}", gone=gone)
+        try:
+            return Arrival(client, unwrapped(message.content))
+        except (KeyError, AttributeError, TypeError) as error:
+            return Arrival(client, trouble=f"a message without a letter ({error!r})")
+
+    def close(self) -> None:
+        pass

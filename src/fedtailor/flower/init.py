@@ -1,0 +1,161 @@
+"""What a federation is before it starts: a folder with a part for the server and a part for each site.
+
+federation.toml   hosts, ports, number of sites, fingerprints of their keys
+ca/               the key that certifies the server; kept offline
+server/           certificate and key of the server, public keys of the sites
+clients/client-0/ what one site gets, and nothing else
+app/              the Flower app, which only names fedtailor.flower.app
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from fedtailor import __version__
+from fedtailor.errors import UserError
+from fedtailor.flower import pki
+from fedtailor.flower.templates import APP, CLIENT, HEAD, ROOT, SERVER
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Federation(BaseModel):
+    """federation.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: str = __version__
+    hosts: tuple[str, ...]  # the sites use the first
+    port: Port  # where the sites come in
+    control: Port  # where runs are started and stopped, on the server's machine only
+    clients: int = Field(ge=1)  # how many numbers are given out; one that is taken back is not given again
+    keys: dict[str, str] = {}  # site → fingerprint
+
+    @field_validator("hosts")
+    @classmethod
+    def names_or_addresses(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if not hosts:
+            raise UserError("no host; give the name that the sites reach the server by, such as --host fed.example.org")
+        for host in hosts:
+            pki.alternative(host)
+        return hosts
+
+    @field_validator("control")
+    @classmethod
+    def another_port(cls, control: int, others: ValidationInfo) -> int:
+        if control == others.data.get("port"):
+            raise UserError(f"the sites' port and the control port are both {control}; choose two")
+        return control
+
+    @property
+    def address(self) -> str:
+        host = self.hosts[0]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, control: int = 9093) -> None:
+    """Make a new federation's folder: keys and certificates, the server's part and the sites' parts."""
+    federation = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
+    make_empty(folder)
+    ca = pki.make_ca(f"fedtailor CA of {federation.hosts[0]}")
+    pki.write(folder / "ca" / "ca.key", pki.private_pem(ca.key), private=True)
+    pki.write(folder / "server" / "ca.pem", pki.certificate_pem(ca.certificate))
+    certify(folder, ca, federation)
+    for part, texts in {"": ROOT, "server": SERVER, "app": APP}.items():
+        fill(folder / part, texts, federation)
+    keys = {f"client-{k}": make_site(folder, federation, k) for k in range(clients)}
+    save(folder, federation.model_copy(update={"keys": keys}))
+
+
+def add_client(folder: Path) -> int:
+    """Make the part of one more site, and give its number."""
+    federation = read(folder)
+    number = federation.clients
+    keys = {**federation.keys, f"client-{number}": make_site(folder, federation, number)}
+    save(folder, federation.model_copy(update={"clients": number + 1, "keys": keys}))
+    return number
+
+
+def renew(folder: Path) -> None:
+    """Make a new key and certificate for the server, under the hosts that federation.toml has now."""
+    federation, path = read(folder), folder / "ca" / "ca.key"
+    if not path.is_file():
+        raise UserError(f"{path} is not there; put it back from where it is kept, and take it away again afterwards")
+    certificate = x509.load_pem_x509_certificate((folder / "server" / "ca.pem").read_bytes())
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except ValueError as error:
+        raise UserError(f"{path} is not a key: {error}; put the one back that init wrote") from error
+    if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise UserError(f"{path} is the key of another federation; put this one's own there")
+    certify(folder, pki.Certified(key, certificate), federation)
+
+
+def read(folder: Path) -> Federation:
+    path = folder / "federation.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} is no federation: it has no federation.toml; make one with fedtailor flower init")
+    try:
+        return checked(tomllib.loads(path.read_text()), f"{path}: ")
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not readable: {error}") from error
+
+
+def save(folder: Path, federation: Federation) -> None:
+    pki.write(folder / "federation.toml", (HEAD + tomli_w.dumps(federation.model_dump())).encode())
+
+
+def checked(values: Mapping[str, Any], where: str = "") -> Federation:
+    try:
+        return Federation.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key, told = ".".join(map(str, problem["loc"])), problem["msg"]
+        raise UserError(f"{where}{key}: {told[0].lower()}{told[1:]}, got {problem['input']!r}") from error
+
+
+def make_empty(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
+    if any(folder.iterdir()):
+        hint = "add a site to it with fedtailor flower add, or " if (folder / "federation.toml").exists() else ""
+        raise UserError(f"{folder} is not empty; {hint}choose another folder")
+
+
+def certify(folder: Path, ca: pki.Certified, federation: Federation) -> None:
+    server = pki.make_server_certificate(ca, federation.hosts)
+    pki.write(folder / "server" / "server.key", pki.private_pem(server.key), private=True)
+    pki.write(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
+
+
+def make_site(folder: Path, federation: Federation, number: int) -> str:
+    """Write what one site gets, and its public key for the server; give the key's fingerprint."""
+    home = folder / "clients" / f"client-{number}"
+    if home.exists():
+        raise UserError(f"{home} exists, but federation.toml knows no client {number}; take it away first")
+    key = pki.make_client_key()
+    public = pki.public_openssh(key) + f" client-{number}\n".encode()
+    pki.write(home / "client.key", pki.private_openssh(key), private=True)
+    pki.write(home / "client.pub", public)
+    pki.write(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
+    pki.write(home / "site.toml", tomli_w.dumps({"server": federation.address, "client": number}).encode())
+    fill(home, CLIENT, federation, number=number)
+    pki.write(folder / "server" / "keys" / f"client-{number}.pub", public)
+    return pki.fingerprint(public)
+
+
+def fill(folder: Path, texts: Mapping[str, str], federation: Federation, **more: object) -> None:
+    words = {**federation.model_dump(), "address": federation.address, **more}
+    for name, text in texts.items():
+        pki.write(folder / name, Template(text).substitute(words).encode())

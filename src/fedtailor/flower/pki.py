@@ -1,0 +1,148 @@
+"""Keys and certificates of a federation: its own certificate authority, the server's certificate, the sites' keys."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedtailor.errors import UserError
+
+CA_LIFE = timedelta(days=3652)  # ten years
+SERVER_LIFE = timedelta(days=730)  # some clients refuse more than 825 days
+SLACK = timedelta(days=1)  # a site's clock may be behind
+ALWAYS = ("localhost", "127.0.0.1")  # the server's own commands reach it so
+LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{LABEL}\.)*(?!\d+\Z){LABEL}")
+USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A private key and a certificate of its public half."""
+
+    key: EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+
+def make_ca(name: str) -> Certified:
+    """A certificate authority that can sign servers and nothing else, for ten years."""
+    key, subject, until = generate_private_key(SECP256R1()), called(name), datetime.now(UTC) + CA_LIFE
+    extensions = x509.BasicConstraints(ca=True, path_length=0), usage("key_cert_sign", "crl_sign")
+    return Certified(key, sign(key.public_key(), subject, key, subject, until, *extensions))
+
+
+def make_server_certificate(ca: Certified, hosts: Sequence[str]) -> Certified:
+    """A new key, certified under these names and addresses and this machine's own, for two years."""
+    now, end = datetime.now(UTC), ca.certificate.not_valid_after_utc
+    if end <= now:
+        raise UserError(f"the federation's CA ended on {end:%Y-%m-%d}; make a new one with: fedtailor flower init DIR")
+    key, subject, until = generate_private_key(SECP256R1()), called("fedtailor server"), min(now + SERVER_LIFE, end)
+    extensions = (
+        x509.BasicConstraints(ca=False, path_length=None),
+        usage("digital_signature"),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([alternative(host) for host in dict.fromkeys([*hosts, *ALWAYS])]),
+    )
+    return Certified(key, sign(key.public_key(), subject, ca.key, ca.certificate.subject, until, *extensions))
+
+
+def make_client_key() -> EllipticCurvePrivateKey:
+    """A site's key, on the curve that Flower itself makes keys on."""
+    return generate_private_key(SECP384R1())
+
+
+def sign(
+    key: EllipticCurvePublicKey,
+    subject: x509.Name,
+    signer: EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    until: datetime,
+    *extensions: x509.ExtensionType,
+) -> x509.Certificate:
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - SLACK).not_valid_after(until)
+    whose = (
+        x509.SubjectKeyIdentifier.from_public_key(key),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    )
+    for extension in (*extensions, *whose):
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA256())
+
+
+def called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows no longer one
+
+
+def usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in USES})
+
+
+def alternative(host: str) -> x509.GeneralName:
+    """A host as certificates name it: by DNS name or by address."""
+    if NAME.fullmatch(host):
+        return x509.DNSName(host)
+    try:
+        if "%" not in host:  # a scope means something on one machine only
+            return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    raise UserError(
+        f"{host!r} is not a host; give a plain name such as fed.example.org or an address such as 192.0.2.7, "
+        "without https:// and without a port (that is --port)"
+    )
+
+
+def private_pem(key: EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def private_openssh(key: EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public_openssh(key: EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def fingerprint(public: bytes) -> str:
+    """Of a public key in OpenSSH format: what `ssh-keygen -l` prints."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def write(path: Path, data: bytes, private: bool = False) -> None:
+    """All of it or nothing, in a folder of the owner's alone; a private file is nobody else's from its first byte."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # one left behind may have another mode, or be open elsewhere
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:
+        file.write(data)
+    part.replace(path)

@@ -1,0 +1,150 @@
+"""engine=flower: Flower's simulation. Clients are nodes that Ray runs in other processes, reached by letters alone."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import tempfile
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import flwr.simulation
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from .. import __version__
+from ..config import Run
+from ..engines.remote import Arrival, Post, RemoteEngine
+from ..errors import UserError
+from ..letters import Charter
+from ..setup import Setup, prepare
+from ..site import Room, Site
+from ..store import write
+from ..visit import Client
+from . import need
+from .app import GridPost, client_app
+
+START = 300.0  # seconds that Ray may take to start
+
+
+def engine(setup: Setup, clients: Mapping[int, Client] | None, folder: Path | None) -> RemoteEngine:
+    """The engine of a run; clients keep their states in its folder, or in one that is gone with the run."""
+    need("ray")
+    post = Simulated(setup.run, folder)
+    return remote(setup, clients, post, run_id(folder))
+
+
+def remote(setup: Setup, clients: Mapping[int, Client] | None, post: Post, run: str) -> RemoteEngine:
+    return RemoteEngine(setup.job, setup.run.plan, post, charter(setup, run), clients, setup.server_shelf)
+
+
+def charter(setup: Setup, run: str) -> Charter:
+    dataset = setup.federation.dataset
+    return Charter(
+        run=run,
+        version=__version__,
+        settings=setup.run.to_toml(),
+        weights=setup.weights,
+        classes=dataset.classes,
+        template=setup.run.data.template or dataset.template,
+        normal=dataset.normal,
+        groups={name: tuple(members.tolist()) for name, members in setup.groups.items()},
+    )
+
+
+def run_id(folder: Path | None) -> str:
+    """The run's name for as long as it lives, kept in its folder."""
+    if folder is None:
+        return secrets.token_hex(16)
+    file = folder / "id"
+    if not file.is_file():
+        write(file, secrets.token_hex(16).encode())
+    return file.read_text()
+
+
+def room(setup: Setup, k: int) -> Room:
+    """Where clients are only simulated, a client's part of what was dealt out."""
+    truths = setup.federation.dataset.train.labels
+    mine = None if truths is None else truths[setup.federation.shares[k].train]
+    return Room(setup.job, setup.shelves[k], setup.tests.of_client(k), mine, setup.run.threads)
+
+
+@cache
+def prepared(document: str) -> Setup:
+    return prepare(Run.model_validate_json(document))
+
+
+class Answering:
+    """What a node does with a letter, in whichever process Ray has put it."""
+
+    def __init__(self, document: str, folder: Path) -> None:
+        self.document, self.folder = document, folder
+
+    def __call__(self, kind: str, data: bytes, context: Context) -> bytes:
+        who = int(context.node_config["partition-id"])
+        if kind == "query.who":
+            return str(who).encode()
+        return site(self.document, self.folder, who).answer(data)
+
+
+@cache
+def site(document: str, folder: Path, who: int) -> Site:
+    return Site(who, folder / f"client-{who}", lambda charter: room(prepared(document), who))
+
+
+class Simulated:
+    """Flower's simulation in a thread of its own, whose ServerApp does nothing but lend us its Grid."""
+
+    def __init__(self, run: Run, folder: Path | None) -> None:
+        self.away = None if folder else tempfile.TemporaryDirectory(prefix="fedtailor-")
+        home = (folder or Path(self.away.name if self.away else "")) / "clients"
+        self.over, self.lent = threading.Event(), queue.Queue[Grid | BaseException]()
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is not the user's
+        answering = Answering(run.model_dump_json(), home.absolute())
+        self.thread = threading.Thread(target=self.simulate, args=(run, answering), daemon=True)
+        self.thread.start()
+        try:
+            found = self.lent.get(timeout=START)
+        except queue.Empty:
+            raise UserError(f"Flower's simulation did not start within {START:.0f} s") from None
+        if isinstance(found, BaseException):
+            raise UserError(f"Flower's simulation did not start: {found}") from found
+        self.post = GridPost(found)
+
+    def simulate(self, run: Run, answering: Answering) -> None:
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            self.lent.put(grid)
+            self.over.wait()
+
+        resources: dict[str, Any] = {"num_cpus": run.threads, "num_gpus": 0.0}
+        try:
+            flwr.simulation.run_simulation(
+                server, client_app(answering), run.clients, backend_config={"client_resources": resources}
+            )
+        except BaseException as error:
+            self.lent.put(error)
+            raise
+
+    def here(self) -> Any:
+        return self.post.here()
+
+    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
+        self.post.send(kind, round_, letters)
+
+    def fetch(self) -> list[Arrival]:
+        if not self.thread.is_alive():
+            raise UserError("Flower's simulation has ended by itself; its log says why")
+        return list(self.post.fetch())
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join(timeout=60)
+        if self.away:
+            self.away.cleanup()

@@ -1,0 +1,126 @@
+"""What goes back and forth between a server and clients that are elsewhere, as bytes.
+
+A charter opens a run at a client, an order asks for a pass, an exam for a test; each is answered, if only by a refusal.
+Every order names the state that it starts from and a serial number that its answer must bear, so that nothing counts
+twice, and a client that has lost its state is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+
+from .core import Params
+from .errors import UserError
+from .metrics import Score
+from .wire import from_bytes, to_bytes
+
+Groups = dict[str, Params]
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
+
+Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]+$")]  # and this a part of a file's name
+
+
+class Letter(BaseModel):
+    """Strict, since it comes from elsewhere."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Charter(Letter):
+    """All that a client needs for a run besides its own pictures and CLIP's weights."""
+
+    kind: Literal["charter"] = "charter"
+    run: RunId  # the run's name for as long as it lives
+    version: str  # fedtailor's
+    settings: str  # run.toml
+    weights: str  # the hash of CLIP
+    classes: tuple[str, ...]
+    template: str
+    normal: str  # how pictures are prepared (Dataset.normal)
+    groups: dict[str, tuple[NonNegativeInt, ...]]  # head, mid, tail
+
+
+class Present(Letter):
+    """A client that can take part."""
+
+    kind: Literal["present"] = "present"
+    samples: NonNegativeInt
+    tests: NonNegativeInt
+
+
+class Addressed(Letter):
+    run: RunId
+    client: NonNegativeInt
+    serial: Serial
+
+
+class Order(Addressed):
+    """A pass to run; its tensors are `params` and `inbox`."""
+
+    kind: Literal["order"] = "order"
+    version: NonNegativeInt  # of the state to start from
+    mark: Serial | Literal[""]  # and the serial of the order that made it
+    kept: NonNegativeInt  # no state older than this will be asked for again
+    pass_: str
+    round: NonNegativeInt
+
+
+class Answer(Addressed):
+    """What became of an order; its tensors are `params` and `stats`."""
+
+    kind: Literal["answer"] = "answer"
+    version: NonNegativeInt  # of the state after the pass
+    samples: NonNegativeInt
+    seconds: float
+    weight: float
+
+
+class Exam(Addressed):
+    """A test on the client's own test pictures; its tensors are `params`."""
+
+    kind: Literal["exam"] = "exam"
+    version: NonNegativeInt
+    mark: Serial | Literal[""]
+
+
+class Marks(Addressed):
+    """How an exam went, and how right pseudo-labels are where a client knows the truth."""
+
+    kind: Literal["marks"] = "marks"
+    personal: Score  # the client's own model
+    shared: Score  # what the server has for it
+    zero_shot: Score
+    pseudo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
+    # labels, right ones, pictures with a label, pictures
+
+
+class Refusal(Letter):
+    """Unfit: for this run at all. Stranger: to the run, whose charter is due first. Lost: the state that was named.
+    Failed: in what was asked."""
+
+    kind: Literal["refusal"] = "refusal"
+    why: Literal["unfit", "stranger", "lost", "failed"]
+    text: str
+
+
+ANY: TypeAdapter[Letter] = TypeAdapter(
+    Annotated[Charter | Present | Order | Answer | Exam | Marks | Refusal, Field(discriminator="kind")]
+)
+
+
+def seal(letter: Letter, **tensors: Params) -> bytes:
+    return to_bytes(tensors, {"letter": letter.model_dump(mode="json")})
+
+
+def unseal(data: bytes) -> tuple[Letter, Groups]:
+    """The letter and its tensors; an error if it is not whole, or has anything in it that is not due."""
+    groups, note = from_bytes(data, notes_due=("letter",))
+    try:
+        return ANY.validate_json(json.dumps(note["letter"])), groups
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise UserError(f"a letter is not one of ours ({where}: {problem['msg']})") from error

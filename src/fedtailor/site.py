@@ -1,0 +1,192 @@
+"""A client that is elsewhere: its pictures, its state on its own disk, and what it answers to letters.
+
+Its state is kept version by version, one more with each pass, until the server says that nothing older than some
+version will be asked for. So an order is always carried out from the very state that it names: once more if an answer
+was lost or the server fell back to its last checkpoint, and as if nothing had been if an answer came too late to count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from . import __version__
+from .core import Samples, Server
+from .data.sets import Indices
+from .diagnostics.labels import Tally, tally
+from .errors import UserError
+from .evaluate import Tests, score_client, score_shared, score_zero_shot
+from .labelers.base import INDEX, LABEL
+from .letters import Answer, Charter, Exam, Groups, Marks, Order, Present, Refusal, seal, unseal
+from .store import write
+from .visit import Client, Job, Task, visit
+from .wire import client_from_bytes, client_to_bytes
+
+log = logging.getLogger("fedtailor.site")
+CHARTER = "charter.safetensors"
+STATE = re.compile(r"state-(\d+)-\w+-\d+")
+DIGEST = 32  # bytes at the head of a state file: the hash of the rest
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a client works with in one run."""
+
+    job: Job
+    data: Samples
+    tests: Tests  # all of it the client's own
+    truths: Indices | None  # of its training pictures, to measure pseudo-labels by; no pass can see them
+    threads: int
+
+
+class Refused(Exception):  # noqa: N818  # as it reads
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+class Site:
+    def __init__(self, who: int, folder: Path, furnish: Callable[[Charter], Room]) -> None:
+        self.who, self.folder = who, folder
+        self.furnish = furnish  # a UserError from it says why this client cannot take part
+        self.rooms: dict[str, Room] = {}
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to any letter. Whatever goes wrong is a refusal: nobody waits for nothing, and the client lives."""
+        try:
+            letter, tensors = unseal(data)
+            if isinstance(letter, Charter):
+                return self.open(letter)
+            if isinstance(letter, Order):
+                return self.carry_out(letter, tensors)
+            if isinstance(letter, Exam):
+                return self.sit(letter, tensors)
+            raise UserError("this letter is not for clients")
+        except Refused as refused:
+            log.warning("%s: %s", refused.refusal.why, refused)
+            return seal(refused.refusal)
+        except Exception as error:
+            log.warning("a letter could not be answered", exc_info=error)
+            told = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
+            return seal(Refusal(why="failed", text=told))
+
+    def open(self, charter: Charter) -> bytes:
+        """Get ready for a run: CLIP loaded, pictures encoded. The charter is kept for the next start."""
+        room = self.furnished(charter)
+        folder = self.folder / charter.run
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / CHARTER, seal(charter))
+        return seal(Present(samples=len(room.data), tests=len(room.tests.labels)))
+
+    def furnished(self, charter: Charter) -> Room:
+        if charter.version != __version__:
+            text = f"this client has fedtailor {__version__}, the server {charter.version}; install the same on both"
+            raise Refused(Refusal(why="unfit", text=text))
+        try:
+            self.rooms[charter.run] = self.furnish(charter)
+        except UserError as error:
+            raise Refused(Refusal(why="unfit", text=str(error))) from error
+        return self.rooms[charter.run]
+
+    def room(self, letter: Order | Exam) -> Room:
+        if letter.client != self.who:
+            raise UserError(f"a letter for client {letter.client} came to client {self.who}")
+        if letter.run in self.rooms:
+            return self.rooms[letter.run]
+        file = self.folder / letter.run / CHARTER
+        charter = unseal(file.read_bytes())[0] if file.is_file() else None
+        if not isinstance(charter, Charter):
+            raise Refused(Refusal(why="stranger", text="this client has not been told of the run"))
+        return self.furnished(charter)
+
+    def carry_out(self, order: Order, tensors: Groups) -> bytes:
+        room, states = self.room(order), States(self.folder / order.run)
+        before = states.read(order.version, order.mark)
+        task = Task(order.pass_, order.round, tensors["params"], tensors["inbox"])
+        torch.set_num_threads(room.threads)
+        began = time.perf_counter()
+        reply, after = visit(room.job, self.who, task, before, room.data)
+        states.write(replace(after, mark=order.serial))
+        states.forget(below=order.kept)
+        answer = Answer(
+            run=order.run,
+            client=self.who,
+            serial=order.serial,
+            version=after.version,
+            samples=len(room.data),
+            seconds=round(time.perf_counter() - began, 4),
+            weight=reply.weight,
+        )
+        return seal(answer, params=reply.params, stats=reply.stats)
+
+    def sit(self, exam: Exam, tensors: Groups) -> bytes:
+        room = self.room(exam)
+        client = States(self.folder / exam.run).read(exam.version, exam.mark)
+        server = Server(0, tensors["params"])  # in its eyes there is one client, number 0
+        torch.set_num_threads(room.threads)
+        marks = Marks(
+            run=exam.run,
+            client=self.who,
+            serial=exam.serial,
+            personal=score_client(room.job, server, 0, client, room.tests),
+            shared=score_shared(room.job, server, room.tests),
+            zero_shot=score_zero_shot(room.job, room.tests)[0],
+            pseudo=pseudo(room, client),
+        )
+        return seal(marks)
+
+
+def pseudo(room: Room, client: Client) -> Tally | None:
+    if room.job.labeler is None or room.truths is None:
+        return None
+    memory, none = client.memory, torch.empty(0, dtype=torch.int64)
+    picture, y = (memory.get(name, none).numpy() for name in (INDEX, LABEL))
+    return tally(room.truths, picture, y, np.ones(len(room.truths), bool))
+
+
+class States:
+    """A client's states in one run, a file each, whole or not there.
+
+    Named by version and by the order that made it: an old order that comes late cannot write over what counts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, version: int, mark: str) -> Path:
+        return self.folder / f"state-{version}-{mark}"
+
+    def read(self, version: int, mark: str) -> Client:
+        if version == 0:
+            return Client()
+        path = self.path(version, mark)
+        data = path.read_bytes() if path.is_file() else b""
+        if not data or hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+            held = ", ".join(str(version) for version, _ in self.held()) or "none"
+            text = f"state {version} is {'damaged' if data else 'not here'}; of this run there are: {held}"
+            raise Refused(Refusal(why="lost", text=text))
+        return client_from_bytes(data[DIGEST:])
+
+    def write(self, client: Client) -> None:
+        data, path = client_to_bytes(client), self.path(client.version, client.mark)
+        try:
+            write(path, hashlib.sha256(data).digest() + data)
+        except OSError:  # a full disk: leave no half of it
+            path.with_name(path.name + ".part").unlink(missing_ok=True)
+            raise
+
+    def held(self) -> list[tuple[int, Path]]:
+        return sorted((int(name[1]), path) for path in self.folder.glob("*") if (name := STATE.fullmatch(path.name)))
+
+    def forget(self, below: int) -> None:
+        for version, path in self.held():
+            if version < below:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""Flower's own ClientApp behind a Grid that is no more than a list of messages: no Ray, no sockets, no second process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedtailor.engines.remote import RemoteEngine
+from fedtailor.flower.app import GridPost, client_app
+from fedtailor.flower.simulation import remote, room, run_id
+from fedtailor.setup import Setup
+from fedtailor.site import Site
+from fedtailor.visit import Client
+
+
+class InlineGrid(Grid):
+    """Node ids have nothing to do with client numbers, and answers come in another order than letters went out."""
+
+    def __init__(self, app: ClientApp, clients: int) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.count = app, 0
+        self.nodes = {7000 + 13 * ((5 * k + 3) % 101): k for k in range(clients)}
+        self.waiting: dict[str, Message] = {}
+        self.carried: list[tuple[str, Message, Message]] = []  # kind, there, back
+
+    def set_run(self, run: Run) -> None: ...
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *given: object, **more: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            self.count += 1
+            message.metadata.__dict__["_message_id"] = name = f"message-{self.count}"
+            self.waiting[name] = message
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = [name for name in message_ids if name in self.waiting]
+        return [self.carry(self.waiting.pop(name)) for name in reversed([*names[::2], *names[1::2]])]
+
+    def carry(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        config = {"partition-id": self.nodes[node]}
+        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        back = self.app(message, context)
+        self.carried.append((message.metadata.message_type, message, back))
+        return back
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def inline_app(setup: Setup, folder: Path) -> ClientApp:
+    sites = {k: Site(k, folder / f"client-{k}", lambda charter, k=k: room(setup, k)) for k in range(setup.run.clients)}
+
+    def answer(kind: str, data: bytes, context: Context) -> bytes:
+        who = int(context.node_config["partition-id"])
+        return str(who).encode() if kind == "query.who" else sites[who].answer(data)
+
+    return client_app(answer)
+
+
+def inline_engine(setup: Setup, folder: Path, clients: dict[int, Client] | None = None) -> RemoteEngine:
+    grid = InlineGrid(inline_app(setup, folder), setup.run.clients)
+    folder.mkdir(exist_ok=True)
+    return remote(setup, clients, GridPost(grid), run_id(folder))

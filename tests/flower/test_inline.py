@@ -1,0 +1,41 @@
+"""Every method over Flower's ClientApp and Grid, in one process: the same bits as the local engine. Law 9."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtailor.core import OWN
+from fedtailor.methods import METHODS
+from fedtailor.site import States
+from fedtailor.store import server_to_bytes
+from fedtailor.train import advance
+from fedtailor.wire import client_to_bytes
+from inline import inline_engine
+from world import combinations, world
+from dataclasses import replace
+
+FIRST = {method: tuner for method, tuner in reversed(combinations())}
+FEDERATED = [name for name, entry in METHODS.items() if entry.method.trains and not entry.method.pooled]
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_flower_equals_local(method: str, tmp_path: Path) -> None:
+    here, there = world(method, FIRST[method]), world(method, FIRST[method])
+    local, flower = here.engine(), inline_engine(there, tmp_path)
+    flower.open()
+    server = other = here.job.first_server()
+    for _ in range(here.rounds):
+        server, _ = advance(here, server, local)
+        other, _ = advance(there, other, flower)
+        assert server_to_bytes(server) == server_to_bytes(other)
+        flower.saved()
+    for k, client in local.clients.items():
+        ledger = flower.clients[k]
+        held = ledger if k == OWN else States(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
+        assert client_to_bytes(replace(held, mark="")) == client_to_bytes(client)
+    own = [v for v in local.visits if v.client != OWN]
+    assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [replace(v, seconds=0) for v in sorted(flower.visits, key=str)]
+    assert flower.examine(there, other) == local.examine(here, server)
+    assert flower.pseudo(there) == local.pseudo(here)
