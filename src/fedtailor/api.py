@@ -70,9 +70,7 @@ def resume(folder: str | PathLike[str], *, watcher: Watcher = SILENT) -> Result:
     with threads(resolved.threads):
         try:
             setup = prepare(resolved, watcher.working)
-            for what, now in about(setup).items():
-                if noted.get(what) != now:
-                    raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
+            check_same(folder, setup, noted)
         except BaseException:
             store.close()
             raise
@@ -98,6 +96,12 @@ def about(setup: Setup) -> dict[str, str]:
         "train_data": dataset.train.images.fingerprint,
         "test_data": dataset.test.images.fingerprint,
     }
+
+
+def check_same(folder: str | PathLike[str], setup: Setup, noted: Mapping[str, str]) -> None:
+    for what, now in about(setup).items():
+        if noted.get(what) != now:
+            raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
 
 
 def carry_out(setup: Setup, store: Store | None, resuming: bool, began: float, watcher: Watcher) -> Result:

@@ -62,7 +62,6 @@ def run(
     with waiting("starting", quiet):
         from . import api
         from .progress import Progress
-        from .report.tables import pseudo_line, result_table, size
 
     if resume:
         if words or out or seed is not None:
@@ -81,12 +80,17 @@ def run(
     if as_json:
         emit(result.summary)
         return
-    s = result.summary
+    print_result(result.summary, leak=result.run.data.server == "test")
+
+
+def print_result(s: dict[str, Any], leak: bool = False) -> None:
+    from .report.tables import pseudo_line, result_table, size
+
     console = Console()
     console.print(result_table(s))
     if s["pseudo_labels"]:
         console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
-    if result.run.data.server == "test":
+    if leak:
         console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
     console.print(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
@@ -300,6 +304,9 @@ def doctor(as_json: Json = False) -> None:
 
 
 def main() -> None:
+    from .cli_flower import flower_app
+
+    app.add_typer(flower_app, name="flower")
     try:
         app(standalone_mode=True)
     except UserError as error:

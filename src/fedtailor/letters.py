@@ -34,6 +34,7 @@ class Charter(Letter):
 
     kind: Literal["charter"] = "charter"
     run: RunId  # the run's name for as long as it lives
+    client: NonNegativeInt  # this client's number in it
     version: str  # fedtailor's
     settings: str  # run.toml
     weights: str  # the hash of CLIP

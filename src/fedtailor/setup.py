@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,7 +20,7 @@ from .core import OWN
 from .data import open_dataset
 from .data.federation import Federation, federate
 from .data.groups import GROUPS, Groups
-from .data.samples import LivePool, Pool, Shelf, make_pool
+from .data.samples import CachedPool, LivePool, Pool, Shelf, make_pool
 from .data.sets import Images, Indices, histogram
 from .engines import ELSEWHERE, ENGINES
 from .engines.base import Engine
@@ -29,6 +30,8 @@ from .labelers import LABELERS
 from .model import PRECISIONS, Model
 from .servers import ServerStep
 from .visit import Client, Job
+
+NOTHING = CachedPool(np.empty((0, 0), np.float32))
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Setup:
     plain_pool: Pool | None = None  # CLIP's own features of the training pictures, where something asks for them
     server_shelf: Shelf | None = None  # what the server validates on
     server_step: ServerStep | None = None  # None: a round's own result
+    connect: Callable[[Setup, dict[int, Client] | None, Path | None], Engine] | None = None  # to clients elsewhere
 
     @property
     def rounds(self) -> int:
@@ -66,6 +70,8 @@ class Setup:
 
     def engine(self, clients: dict[int, Client] | None = None, folder: Path | None = None) -> Engine:
         """Clients that are elsewhere keep their states under the folder, or where nobody finds them again."""
+        if self.connect is not None:
+            return self.connect(self, clients, folder)
         if self.run.engine in ENGINES:
             return ENGINES[self.run.engine](self.job, self.shelves, clients)
         module, _ = ELSEWHERE[self.run.engine]
@@ -106,13 +112,14 @@ def assemble(
     checkpoint: Checkpoint,
     watch: Watch | None = None,
     cache: Path | None = None,
+    alone: bool = True,  # False: others have pictures too, and this place may lack those to train or to test on
 ) -> Setup:
     """The same from a federation and a CLIP that are there already."""
     dataset, method = federation.dataset, run.make_method()
-    if dataset.test.labels is None or len(dataset.test) == 0:
+    if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
     labeler = run.make_labeler()
-    if method.trains and labeler is None and dataset.train.labels is None:
+    if method.trains and labeler is None and dataset.train.labels is None and len(dataset.train):
         known = ", ".join(f"labels={name}" for name in LABELERS)
         raise UserError(
             f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
@@ -143,13 +150,13 @@ def assemble(
         return make_pool(model, checkpoint.digest, images, transform, training, cache, watch, stage)
 
     tests = Tests(
-        pool(dataset.test.images, training=False),
-        dataset.test.labels,
+        pool(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
+        np.empty(0, np.int64) if dataset.test.labels is None else dataset.test.labels,
         tuple(share.test for share in federation.shares),
         groups,
     )
-    if not method.trains:
-        return Setup(run, federation, groups, job, tests, None, checkpoint.digest)
+    if not method.trains or not len(dataset.train):
+        return Setup(run, federation, groups, job, tests, None, checkpoint.digest, server_step=run.make_server_step())
     train = pool(dataset.train.images, training=True)
     # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
     asks = (method.teacher or labeler is not None) and model.stage != "features" and train.fixed

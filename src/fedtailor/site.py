@@ -40,6 +40,7 @@ DIGEST = 32  # bytes at the head of a state file: the hash of the rest
 class Room:
     """What a client works with in one run."""
 
+    who: int  # its number there
     job: Job
     data: Samples
     tests: Tests  # all of it the client's own
@@ -54,13 +55,13 @@ class Refused(Exception):  # noqa: N818  # as it reads
 
 
 class Site:
-    def __init__(self, who: int, folder: Path, furnish: Callable[[Charter], Room]) -> None:
-        self.who, self.folder = who, folder
+    def __init__(self, folder: Path, furnish: Callable[[Charter], Room]) -> None:
+        self.folder = folder
         self.furnish = furnish  # a UserError from it says why this client cannot take part
         self.rooms: dict[str, Room] = {}
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to any letter. Whatever goes wrong is a refusal: nobody waits for nothing, and the client lives."""
+        """The answer to any letter. Whatever goes wrong is a refusal: nobody waits in vain, and the client lives on."""
         try:
             letter, tensors = unseal(data)
             if isinstance(letter, Charter):
@@ -97,11 +98,14 @@ class Site:
         return self.rooms[charter.run]
 
     def room(self, letter: Order | Exam) -> Room:
-        if letter.client != self.who:
-            raise UserError(f"a letter for client {letter.client} came to client {self.who}")
-        if letter.run in self.rooms:
-            return self.rooms[letter.run]
-        file = self.folder / letter.run / CHARTER
+        room = self.rooms.get(letter.run) or self.reopened(letter.run)
+        if letter.client != room.who:
+            raise UserError(f"a letter for client {letter.client} came to client {room.who}")
+        return room
+
+    def reopened(self, run: str) -> Room:
+        """After a start anew, by the charter that was kept."""
+        file = self.folder / run / CHARTER
         charter = unseal(file.read_bytes())[0] if file.is_file() else None
         if not isinstance(charter, Charter):
             raise Refused(Refusal(why="stranger", text="this client has not been told of the run"))
@@ -113,12 +117,12 @@ class Site:
         task = Task(order.pass_, order.round, tensors["params"], tensors["inbox"])
         torch.set_num_threads(room.threads)
         began = time.perf_counter()
-        reply, after = visit(room.job, self.who, task, before, room.data)
+        reply, after = visit(room.job, room.who, task, before, room.data)
         states.write(replace(after, mark=order.serial))
         states.forget(below=order.kept)
         answer = Answer(
             run=order.run,
-            client=self.who,
+            client=room.who,
             serial=order.serial,
             version=after.version,
             samples=len(room.data),
@@ -134,7 +138,7 @@ class Site:
         torch.set_num_threads(room.threads)
         marks = Marks(
             run=exam.run,
-            client=self.who,
+            client=room.who,
             serial=exam.serial,
             personal=score_client(room.job, server, 0, client, room.tests),
             shared=score_shared(room.job, server, room.tests),

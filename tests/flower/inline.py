@@ -68,7 +68,9 @@ class InlineGrid(Grid):
 
 
 def inline_app(setup: Setup, folder: Path) -> ClientApp:
-    sites = {k: Site(k, folder / f"client-{k}", lambda charter, k=k: room(setup, k)) for k in range(setup.run.clients)}
+    sites = {
+        k: Site(folder / f"client-{k}", lambda charter: room(setup, charter.client)) for k in range(setup.run.clients)
+    }
 
     def answer(kind: str, data: bytes, context: Context) -> bytes:
         who = int(context.node_config["partition-id"])

@@ -33,9 +33,15 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
         flower.saved()
     for k, client in local.clients.items():
         ledger = flower.clients[k]
-        held = ledger if k == OWN else States(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
+        held = (
+            ledger
+            if k == OWN
+            else States(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
+        )
         assert client_to_bytes(replace(held, mark="")) == client_to_bytes(client)
     own = [v for v in local.visits if v.client != OWN]
-    assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [replace(v, seconds=0) for v in sorted(flower.visits, key=str)]
+    assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [
+        replace(v, seconds=0) for v in sorted(flower.visits, key=str)
+    ]
     assert flower.examine(there, other) == local.examine(here, server)
     assert flower.pseudo(there) == local.pseudo(here)

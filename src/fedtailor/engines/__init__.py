@@ -11,5 +11,5 @@ ENGINES: dict[str, type[LocalEngine]] = {
 }
 # Their clients are elsewhere. The module is imported when it is asked for, since it needs more than the rest does.
 ELSEWHERE = {
-    "flower": ("fedtailor.flower.simulation", "Flower's simulation: every client in a process of its own kind, by Ray."),
+    "flower": ("fedtailor.flower.simulation", "Flower's simulation: clients in other processes, by Ray."),
 }

@@ -88,7 +88,7 @@ class RemoteEngine:
         job: Job,
         plan: Plan,
         post: Post,
-        charter: Charter,
+        charter: Charter,  # whoever it is addressed to
         clients: Mapping[int, Client] | None = None,
         own: Samples | None = None,  # the server's own data, which it visits itself
         clock: Callable[[], float] = time.monotonic,
@@ -228,13 +228,16 @@ class RemoteEngine:
         self.count += 1
         return {"run": self.charter.run, "client": k, "serial": f"{self.start}-{self.count}"}
 
+    def charter_for(self, k: int) -> bytes:
+        return seal(self.charter.model_copy(update={"client": k}))
+
     def exchange(self, mail: Mailing) -> Mailing:
         """Write to all, read what comes, until all or enough have answered or time is up."""
         unsent, pause = set(mail.waiting), PAUSE[0]
         while not mail.over:
             if ready := unsent.intersection(self.post.here()) if unsent else set():
                 new = ready - self.told
-                self.post.send("query.charter", mail.round, dict.fromkeys(sorted(new), seal(self.charter)))
+                self.post.send("query.charter", mail.round, {k: self.charter_for(k) for k in sorted(new)})
                 self.post.send(mail.kind, mail.round, {k: mail.letter(k) for k in sorted(ready - new)})
                 unsent -= ready
             arrivals = [arrival for arrival in self.post.fetch() if arrival.client in mail.waiting]

@@ -46,6 +46,7 @@ def charter(setup: Setup, run: str) -> Charter:
     dataset = setup.federation.dataset
     return Charter(
         run=run,
+        client=0,
         version=__version__,
         settings=setup.run.to_toml(),
         weights=setup.weights,
@@ -70,7 +71,7 @@ def room(setup: Setup, k: int) -> Room:
     """Where clients are only simulated, a client's part of what was dealt out."""
     truths = setup.federation.dataset.train.labels
     mine = None if truths is None else truths[setup.federation.shares[k].train]
-    return Room(setup.job, setup.shelves[k], setup.tests.of_client(k), mine, setup.run.threads)
+    return Room(k, setup.job, setup.shelves[k], setup.tests.of_client(k), mine, setup.run.threads)
 
 
 @cache
@@ -93,7 +94,7 @@ class Answering:
 
 @cache
 def site(document: str, folder: Path, who: int) -> Site:
-    return Site(who, folder / f"client-{who}", lambda charter: room(prepared(document), who))
+    return Site(folder / f"client-{who}", lambda charter: room(prepared(document), charter.client))
 
 
 class Simulated:

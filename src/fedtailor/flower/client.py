@@ -1,0 +1,96 @@
+"""`fedtailor flower client`: one site. A SuperNode carries letters; this process answers them and keeps CLIP loaded."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import socket
+import threading
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.supercore.constant import TaskType
+
+from ..errors import UserError
+from ..site import Site
+from .app import client_app
+from .child import Child
+from .house import alone, need_file
+from .pki import write
+from .places import site_room
+from .worker import Runtime, serve
+
+log = logging.getLogger("fedtailor.flower")
+
+
+@dataclass(frozen=True)
+class Home:
+    """A site's folder, as `fedtailor flower init` made it."""
+
+    folder: Path
+    server: str
+    client: int
+
+    @classmethod
+    def open(cls, folder: Path, client: int | None = None) -> Home:
+        """The folder of a site, or the one of a federation and the number of a site in it."""
+        if client is not None and not (folder / "site.toml").is_file():
+            folder = folder / "clients" / f"client-{client}"
+        hint = "give the site's folder with --home, or the federation's and --client N"
+        try:
+            facts = tomllib.loads(need_file(folder / "site.toml", hint).read_text())
+            home = cls(folder.absolute(), str(facts["server"]), int(facts["client"]))
+        except (tomllib.TOMLDecodeError, KeyError, ValueError) as error:
+            raise UserError(f"{folder / 'site.toml'} is not readable: {error}") from error
+        if client not in (None, home.client):
+            raise UserError(f"{folder} is the folder of client {home.client}, not {client}")
+        for name in ("client.key", "ca.pem"):
+            need_file(home.folder / name, "fedtailor flower init writes it; copy it here")
+        return home
+
+
+def app_of(home: Home, data: str, backbone: str = "", device: str = "") -> ClientApp:
+    site = Site(home.folder / "state", lambda charter: site_room(charter, data, backbone, device))
+
+    def answer(kind: str, letter: bytes, context: Context) -> bytes:
+        return str(home.client).encode() if kind == "query.who" else site.answer(letter)
+
+    return client_app(answer)
+
+
+def run_client(home: Home, data: str, backbone: str = "", device: str = "") -> None:
+    """Serve until a signal ends it. What it keeps is on disk by then, whatever ends it."""
+    with alone(home.folder, "client"):
+        serve_site(home, app_of(home, data, backbone, device))
+
+
+def serve_site(home: Home, app: ClientApp) -> None:
+    over = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: over.set())
+    secret, port = secrets.token_hex(32).encode(), free_port()
+    write(home.folder / "flwr" / "secret", secret, private=True)
+    words = [
+        *("--superlink", home.server, "--root-certificates", str(home.folder / "ca.pem")),
+        *("--auth-supernode-private-key", str(home.folder / "client.key")),
+        *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+        *("--superexec-auth-secret-file", str(home.folder / "flwr" / "secret")),
+    ]
+    node = Child("fedtailor.flower.node", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr")
+    node.start()
+    log.info("client %d: for the server at %s", home.client, home.server)
+    try:
+        serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
+    finally:
+        node.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,22 @@
+"""Flower's SuperNode as a process of ours: `python -m fedtailor.flower.node PARENT SUPERNODE-OPTIONS…`
+
+It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
+server may send along. It ends when that process does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+
+def main() -> None:
+    start_parent_process_monitor(int(sys.argv[1]))
+    sys.argv = ["flower-supernode", *sys.argv[2:]]
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()
