@@ -190,7 +190,7 @@ def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
     theta = theta_of(job, task.params, client)
     (who,) = job.method.everyone(1)
     rng = generator(job.seed, "round", 0, "client", who, task.pass_)
-    data = dressed(job, client, setup.shelves[who])
+    data = dressed(job, who, client, setup.shelves[who])
     if job.rebalancer is not None:
         draws = generator(job.seed, "round", 0, "client", who, task.pass_, "rebalance")
         data = data.balanced(Hold(job.rebalancer, client, draws))

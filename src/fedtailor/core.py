@@ -161,7 +161,11 @@ CLUSTERED = "clustered."  # before a clustering's name, in a server's state: (2,
 
 
 class Each(Protocol):
-    """The engine, entire: run a pass on every client of a cohort. Its name is its address on the wire."""
+    """The engine, entire: run a pass on every client of a cohort. Its name is its address on the wire.
+
+    A client that does not answer is missing from the replies, which come in any order; at least one client answers.
+    Who is missing from one pass is left out of the rest of the round, and asked again in the next.
+    """
 
     def __call__(
         self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
@@ -339,7 +343,7 @@ def relay(
     inbox: Mapping[int, Params] | None = None,
     chain: Params | None = None,
 ) -> tuple[Server, dict[int, Reply]]:
-    """One client after the other, in the cohort's order, each handed the momentum of the one before it.
+    """One client after the other, in the cohort's order, each handed the momentum of the one before it that answered.
 
     With a `chain`, parameters are handed on too: each client begins where the one before it stopped, and `chain`
     holds what the last one reached.
@@ -347,7 +351,9 @@ def relay(
     velocity, replies = handed_on(handed(server.state)), {}
     for k in cohort:
         at = server if chain is None else replace(server, params={**server.params, **chain}, cluster_of={})
-        reply = each(pass_, at, [k], {k: {**(inbox or {}).get(k, {}), **velocity}})[k]
+        reply = each(pass_, at, [k], {k: {**(inbox or {}).get(k, {}), **velocity}}).get(k)
+        if reply is None:
+            continue
         velocity |= handed_on(handed(reply.stats))
         replies[k] = replace(reply, stats={n: v for n, v in reply.stats.items() if n not in velocity})
         if chain is not None:

@@ -39,6 +39,7 @@ def summarise(
     peak: float,
 ) -> dict[str, Any]:
     tested = [row for row in rounds if row["global"] is not None]
+    theirs = next((row["untuned"] for row in reversed(tested) if row["untuned"]), None)  # as clients elsewhere found it
     tuned = {name: numbers(tested[-1][name] if tested else untuned) for name, untuned in both(zero_shot)}
     return {
         "method": run.method.name,
@@ -48,8 +49,8 @@ def summarise(
         "labels": run.labels.name,
         "seed": run.seed,
         "rounds": run.rounds,
-        "zero_shot": numbers(zero_shot[0]),
-        "zero_shot_personal": numbers(zero_shot[1]),
+        "zero_shot": numbers(theirs if theirs and zero_shot[0].overall is None else zero_shot[0]),
+        "zero_shot_personal": numbers(theirs or zero_shot[1]),
         **tuned,
         "worst_client": tested[-1]["personal"]["worst"] if tested else zero_shot[1].worst,
         "best": {name: best(tested, name) for name, _ in both(zero_shot)},

@@ -15,7 +15,6 @@ from .core import Server
 from .diagnostics import Round, measure
 from .engines.base import Engine, Shortfall, Visited
 from .errors import UserError
-from .evaluate import score_shared
 from .metrics import Score, mean_score
 from .rng import generator
 from .setup import Setup
@@ -37,14 +36,15 @@ class Record:
     peak_rss_mb: float
     pseudo: dict[str, Any] | None  # how good pseudo-labels are; None where labels are given, or truths unknown
     diagnostics: dict[str, Any]  # by name, what the run is to record
+    untuned: Score | None  # CLIP as it is on clients' own test pictures, where only they can tell
     dropped: dict[str, str]  # client: why it is out of this round
 
     def row(self) -> dict[str, Any]:
         scores = {
             name: None if score is None else {**score.summary(), "per_class": list(score.per_class)}
-            for name, score in (("global", self.shared), ("personal", self.personal))
+            for name, score in (("global", self.shared), ("personal", self.personal), ("untuned", self.untuned))
         }
-        rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal"}}
+        rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal", "untuned"}}
         return {**rest, "clients": list(self.clients), **scores}  # lists, as they come back from a file
 
 
@@ -132,9 +132,8 @@ def test(seen: Round, visits: list[Visited], began: float) -> Record:
     shared = personal = None
     clients: list[Score] = []
     if server.round % setup.run.every == 0 or server.round == setup.rounds:
-        shared = score_shared(setup.job, server, setup.tests)
         clients = engine.examine(setup, server)
-        personal = mean_score(clients)
+        shared, personal = engine.shared(setup, server), mean_score(clients)
         visits += drained(engine)
     diagnostics = measure(setup.run.record, replace(seen, shared=shared, personal=personal))
     return Record(
@@ -149,5 +148,6 @@ def test(seen: Round, visits: list[Visited], began: float) -> Record:
         peak_rss_mb=round(peak_rss_mb(), 1),
         pseudo=engine.pseudo(setup),
         diagnostics=diagnostics,
+        untuned=engine.untuned(),
         dropped={str(v.client): v.dropped for v in visits if v.dropped},
     )

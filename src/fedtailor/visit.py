@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .core import FIXED, LOCAL, Me, Method, Params, Pass, Reply, Samples, Scope, Server
+from .core import FIXED, LOCAL, OWN, Me, Method, Params, Pass, Reply, Samples, Scope, Server
 from .errors import UserError
 from .labelers.base import CANDIDATES, INDEX, LABEL, Labeler
 from .packing import pack, unpack
@@ -139,7 +139,7 @@ def visit(job: Job, who: int, task: Task, client: Client, data: Samples) -> tupl
     rng = generator(job.seed, *path)
     # A pass gets copies: nothing it does in place can reach the server or another client.
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
-    data = data if task.pass_.startswith(LABELER) else dressed(job, client, data)
+    data = data if task.pass_.startswith(LABELER) else dressed(job, who, client, data)
     hold = Hold(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
@@ -200,11 +200,13 @@ class Hold:
         return {} if self.balance is None else self.balance.keep()
 
 
-def dressed(job: Job, client: Client, data: Samples) -> Samples:
-    """The client's pictures with the labels that a labeler gave them; as they are where labels are given."""
-    if job.labeler is None or INDEX not in client.memory:
+def dressed(job: Job, who: int, client: Client, data: Samples) -> Samples:
+    """The client's pictures with the labels that a labeler gave them: none before it did, which leaves nothing to train
+    on. As they are where labels are given, or are the server's own."""
+    if job.labeler is None or (who == OWN and INDEX not in client.memory):
         return data
-    memory = client.memory
+    none = torch.empty(0, dtype=torch.int64)
+    memory = {INDEX: none, LABEL: none, **client.memory}
     return data.labelled(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))
 
 

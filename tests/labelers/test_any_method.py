@@ -84,7 +84,7 @@ def test_a_pass_sees_pseudo_labels_and_no_others(labels: str) -> None:
 
 def test_before_they_are_labelled_clients_have_nothing_to_train_on() -> None:
     setup = small("promptfl", "copl")
-    with pytest.raises(UserError, match="no labels"):
+    with pytest.raises(UserError, match="anything to train on"):
         setup.job.method.round(setup.job.first_server(), [0], setup.engine())
     with pytest.raises(UserError, match="no labels"):
         _ = setup.shelves[0].labels

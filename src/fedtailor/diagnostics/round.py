@@ -46,7 +46,7 @@ class Round:
 
     def batch(self, k: int, size: int, what: str) -> Batch | None:
         """At most so many of a client's training pictures, under the labels it trains on; None if it has none."""
-        data = dressed(self.job, self.engine.clients[k], self.setup.shelves[k])
+        data = dressed(self.job, k, self.engine.clients[k], self.setup.shelves[k])
         rng = generator(self.job.seed, "diagnostics", what, self.before.round, k)
         return next(data.batches(size, False, rng), None)
 

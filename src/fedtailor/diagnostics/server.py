@@ -26,7 +26,7 @@ def bandit(seen: Round) -> dict[str, Any]:
     return {
         "arms": state["arms"].tolist(),
         "aggregated": aggregated,
-        "reward": float(state["reward"]) if aggregated else None,
+        "reward": float(state["reward"]) if aggregated and "reward" in state else None,
         "values": {str(arm): value for arm, value in zip(learner.arms, learner.values, strict=True)},
         "pulls": {str(arm): pulls for arm, pulls in zip(learner.arms, learner.pulls, strict=True)},
     }

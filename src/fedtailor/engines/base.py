@@ -71,6 +71,14 @@ class Engine(Protocol):
         """Every client's own model on its own test pictures."""
         ...
 
+    def shared(self, setup: Setup, server: Server) -> Score:
+        """The server's model on its test pictures; where it has none, the mean of what clients found."""
+        ...
+
+    def untuned(self) -> Score | None:
+        """CLIP as it is on clients' own test pictures, where only they can tell."""
+        ...
+
     def pseudo(self, setup: Setup) -> Quality | None:
         """How good pseudo-labels are, as far as anybody knows."""
         ...

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core import Params, Pass, Reply, Samples, Server
 from ..diagnostics.labels import Quality, pseudo_labels
-from ..evaluate import score_clients
+from ..evaluate import score_clients, score_shared
 from ..metrics import Score
 from ..visit import Client, Job, Task, opened, reply_bytes, visit
 from .base import Traffic, Visited
@@ -60,6 +60,12 @@ class LocalEngine:
 
     def examine(self, setup: Setup, server: Server) -> list[Score]:
         return score_clients(setup.job, server, self.clients, setup.tests)
+
+    def shared(self, setup: Setup, server: Server) -> Score:
+        return score_shared(setup.job, server, setup.tests)
+
+    def untuned(self) -> Score | None:
+        return None
 
     def pseudo(self, setup: Setup) -> Quality | None:
         return pseudo_labels(setup, self.clients)

@@ -19,8 +19,9 @@ import numpy as np
 from ..core import OWN, Params, Pass, Reply, Samples, Server
 from ..diagnostics.labels import Quality, in_percent
 from ..errors import UserError
+from ..evaluate import score_shared
 from ..letters import Addressed, Answer, Charter, Exam, Groups, Letter, Marks, Order, Present, Refusal, seal, unseal
-from ..metrics import Score, score
+from ..metrics import Score, mean_score, score
 from ..plan import Plan
 from ..visit import Client, Job, Task, check_reply, opened, reply_bytes, visit
 from .base import Shortfall, Traffic, Visited
@@ -213,6 +214,14 @@ class RemoteEngine:
             self.visits.append(Visited(server.round - 1, k, "exam", 0, 0.0, 0, 0, 0.0, why))
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), setup.groups)
         return [self.marks[k].personal if k in self.marks else none for k in range(K)]
+
+    def shared(self, setup: Setup, server: Server) -> Score:
+        if len(setup.tests.labels) or not self.marks:
+            return score_shared(setup.job, server, setup.tests)
+        return mean_score([marks.shared for marks in self.marks.values()])
+
+    def untuned(self) -> Score | None:
+        return mean_score([marks.zero_shot for marks in self.marks.values()]) if self.marks else None
 
     def pseudo(self, setup: Setup) -> Quality | None:
         """As of the last exam."""

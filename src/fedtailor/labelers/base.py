@@ -1,7 +1,8 @@
 """A labeler: how clients without labels get some. It has passes and a server step of its own, as a method has.
 
 What it decides stays with the client, under the names below; a method's passes then find the client's pictures with
-those labels, and nothing else. True labels are nowhere near.
+those labels, and nothing else. True labels are nowhere near. A client that misses a labeling keeps the labels that it
+has; one that has none yet gets none before the next (refresh).
 """
 
 from __future__ import annotations

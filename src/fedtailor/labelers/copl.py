@@ -43,6 +43,7 @@ class CoPL(Labeler):
     )
 
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
+        """Quotas are shared out among those who voted; that of a client lost before it selects goes unused."""
         replies = each(self.vote, server, clients)
         who = sorted(replies)
         quota = torch.stack([replies[k].stats["votes"] for k in who])

@@ -187,14 +187,20 @@ class CAPT(Method):
         return server
 
     def counted(self, server: Server, each: Each) -> Server:
-        """The label counts of all clients, asked for once, and again when labels are new; not if nothing needs them."""
+        """The label counts of all clients, asked for once, and again when labels are new; not if nothing needs them.
+
+        Who misses the census keeps its last counts, at first zeros, until it comes to train.
+        """
         if not (self.prior or self.clustering or self.floor >= 0):
             return server.remember(since=server.state.get("since", torch.tensor(0)))
         if "counts" in server.state and server.state.get("labels.round", torch.tensor(-1)) != server.round:
             return server
         replies = each(self.census, server, range(server.clients))
-        counts = torch.stack([replies[k].stats["counts"] for k in sorted(replies)])
-        return server.remember(counts=counts, since=server.state.get("since", torch.tensor(0)))
+        if "counts" not in server.state:
+            C = len(next(iter(replies.values())).stats["counts"])
+            none = torch.zeros(server.clients, C, dtype=torch.int64)
+            server = server.remember(counts=none, since=torch.tensor(0))
+        return recounted(server, replies)
 
     def schedule(self, server: Server) -> tuple[Server, bool, list[int]]:
         """Whether this round ends in a global aggregation, and the arms that were drawn."""
@@ -220,12 +226,7 @@ class CAPT(Method):
             server = server.remember(**{CHAIN + name: value for name, value in chain.items()})
         else:
             server, replies = self.gather(self.train, server, cohort, each, mail)
-        if "counts" in server.state:
-            counts = server.state["counts"].clone()
-            for k, reply in replies.items():
-                counts[k] = reply.stats["counts"]
-            server = server.remember(counts=counts)
-        return server, replies
+        return recounted(server, replies) if "counts" in server.state else server, replies
 
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
@@ -274,6 +275,14 @@ class CAPT(Method):
             bandit = bandit.update(arm, earned, server.round)
         history = torch.cat([past, torch.tensor([accuracy], dtype=torch.float64)])
         return server.remember(**bandit.to_params(), history=history, reward=torch.tensor(earned, dtype=torch.float64))
+
+
+def recounted(server: Server, replies: Mapping[int, Reply]) -> Server:
+    """With the label counts of those who answered."""
+    counts = server.state["counts"].clone()
+    for k, reply in replies.items():
+        counts[k] = reply.stats["counts"]
+    return server.remember(counts=counts)
 
 
 # --- on plain tensors ---

@@ -68,6 +68,7 @@ class FedPuReL(Method):
         return server
 
     def close(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        """Who misses it has no personal part: φ_g alone is its model."""
         each(self.personalise, server, cohort)  # Alg. 1, l. 23–30
         return server
 
