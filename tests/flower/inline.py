@@ -1,4 +1,4 @@
-"""Flower's own ClientApp behind a Grid that is no more than a list of messages: no Ray, no sockets, no second process."""
+"""Flower's own ClientApp behind a Grid that is no more than a list of messages: no Ray, no sockets, one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from inline import inline_engine
 
 from fedtailor.core import OWN
 from fedtailor.methods import METHODS
@@ -12,11 +14,9 @@ from fedtailor.site import States
 from fedtailor.store import server_to_bytes
 from fedtailor.train import advance
 from fedtailor.wire import client_to_bytes
-from inline import inline_engine
 from world import combinations, world
-from dataclasses import replace
 
-FIRST = {method: tuner for method, tuner in reversed(combinations())}
+FIRST = dict(reversed(combinations()))
 FEDERATED = [name for name, entry in METHODS.items() if entry.method.trains and not entry.method.pooled]
 
 

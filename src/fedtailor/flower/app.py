@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,7 +15,12 @@ from ..engines.remote import Arrival
 
 KINDS = ("query.who", "query.charter", "train.order", "evaluate.exam")
 LETTER = "letter"
-GONE = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+GONE = {
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+}
 
 
 def wrapped(data: bytes) -> RecordDict:
@@ -43,6 +49,13 @@ def client_app(answer: Callable[[str, bytes, Context], bytes]) -> ClientApp:
     return app
 
 
+@dataclass(frozen=True)
+class Sent:
+    kind: str
+    node: int
+    since: str  # when that node had come in
+
+
 class GridPost:
     """Nodes have numbers of Flower's making; which client a node is, it says itself or its key does."""
 
@@ -50,42 +63,59 @@ class GridPost:
         self, grid: Grid, number: Callable[[NodeInfo], int | None] | None = None, ttl: float = 86400.0
     ) -> None:
         self.grid, self.number, self.ttl = grid, number, ttl
+        self.nodes: dict[int, NodeInfo] = {}  # that are there
         self.client_of: dict[int, int] = {}  # node → client
         self.asked: set[int] = set()  # nodes that were asked who they are
-        self.sent: dict[str, tuple[str, int]] = {}  # message → kind and node
+        self.sent: dict[str, Sent] = {}  # by message
 
     def here(self) -> Collection[int]:
-        nodes = list(self.grid.get_nodes())
+        self.look()
+        return {self.client_of[node] for node in self.nodes if node in self.client_of}
+
+    def look(self) -> None:
+        self.nodes = {node.node_id: node for node in self.grid.get_nodes()}
         if self.number is not None:
-            known = {node.node_id: self.number(node) for node in nodes}
-            self.client_of = {node: client for node, client in known.items() if client is not None}
-            return set(self.client_of.values())
-        there = {node.node_id for node in nodes}
-        self.push("query.who", 0, dict.fromkeys(sorted(there - self.asked), b""))
-        self.asked |= there
-        return {client for node, client in self.client_of.items() if node in there}
+            known = {node: self.number(info) for node, info in self.nodes.items()}
+            self.client_of |= {node: client for node, client in known.items() if client is not None}
+        else:
+            self.push("query.who", 0, dict.fromkeys(sorted(self.nodes.keys() - self.asked), b""))
+            self.asked |= self.nodes.keys()
 
     def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
-        node_of = {client: node for node, client in self.client_of.items()}
+        node_of = {client: node for node, client in self.client_of.items() if node in self.nodes}
         self.push(kind, round_, {node_of[k]: data for k, data in letters.items()})
 
     def push(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
         for node, data in letters.items():
             message = Message(wrapped(data), node, kind, ttl=self.ttl, group_id=str(round_ + 1))
             for name in self.grid.push_messages([message]):
-                self.sent[name] = kind, node
+                self.sent[name] = Sent(kind, node, self.nodes[node].last_activated_at)
 
     def fetch(self) -> Iterable[Arrival]:
         arrivals = []
         for message in self.grid.pull_messages(list(self.sent)) if self.sent else ():
-            kind, node = self.sent.pop(message.metadata.reply_to_message_id, ("", 0))
-            if kind == "query.who" and not message.has_error():
-                self.client_of[node] = int(unwrapped(message.content))
-            elif kind == "query.who":
-                self.asked.discard(node)
-            elif kind:
-                arrivals.append(self.arrival(self.client_of[node], message))
-        return arrivals
+            sent = self.sent.pop(message.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            if sent.kind == "query.who" and message.has_error():
+                self.asked.discard(sent.node)
+            elif sent.kind == "query.who":
+                self.client_of[sent.node] = int(unwrapped(message.content))
+            else:
+                arrivals.append(self.arrival(self.client_of[sent.node], message))
+        return arrivals + self.restarted()
+
+    def restarted(self) -> list[Arrival]:
+        """A node that has come in anew since it was written to may have lost the letter, and nobody would say so."""
+        if not self.sent or self.number is None:
+            return []
+        self.look()
+        lost = [
+            name
+            for name, sent in self.sent.items()
+            if sent.node in self.nodes and self.nodes[sent.node].last_activated_at != sent.since
+        ]
+        return [Arrival(self.client_of[self.sent.pop(name).node], gone=True) for name in lost]
 
     def arrival(self, client: int, message: Message) -> Arrival:
         if message.has_error():
