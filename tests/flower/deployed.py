@@ -25,7 +25,7 @@ from fedtailor.data.sets import Dataset, Split
 
 SITES, CLASSES = 3, 6
 PATIENCE = 240.0
-SMALL = ("rounds=3", "every=3", "epochs=1", "batch=8", "threads=1", "plan.deadline=200")
+SMALL = {"rounds": 3, "every": 3, "epochs": 1, "batch": 8, "threads": 1, "plan.deadline": 200}
 
 
 @cache
@@ -67,33 +67,42 @@ def until(what: Callable[[], Any], patience: float = PATIENCE, told: Callable[[]
 
 
 class Deployed:
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    listen = "127.0.0.1"
+
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data, self.home = folder, data, folder / "fed"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         port, control = free_ports(2)
-        places = ("--clients", SITES, "--host", "127.0.0.1", "--port", port, "--control", control)
-        self.fedtailor("flower", "init", self.home, *places)
+        places = ("--clients", SITES, "--port", port, "--control", control)
+        self.fedtailor("flower", "init", self.home, *places, *(f"--host={host}" for host in self.hosts))
         self.port, self.control = port, control
 
-    def command(self, *words: object) -> list[str]:
-        return [sys.executable, "-c", "from fedtailor.cli import main; main()", *map(str, words)]
+    def at(self, name: str) -> list[str]:
+        """What a process's command begins with, by the host that it is on."""
+        return []
+
+    def command(self, name: str, *words: object) -> list[str]:
+        return [*self.at(name), sys.executable, "-c", "from fedtailor.cli import main; main()", *map(str, words)]
 
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, "OMP_NUM_THREADS": "1", "FEDTAILOR_CACHE": str(self.folder / "cache")}
 
     def fedtailor(self, *words: object, fails: bool = False) -> str:
-        done = subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            self.command("server", *words), env=self.environment, capture_output=True, text=True, check=False
+        )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stdout + (done.stderr if fails else "")
 
     def spawn(self, name: str, *words: object) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(self.command(*words), env=self.environment, stdout=log, stderr=log)
+            process = subprocess.Popen(self.command(name, *words), env=self.environment, stdout=log, stderr=log)
         self.processes[name] = process
 
     def server(self) -> None:
-        self.spawn("server", "flower", "server", self.home)
+        self.spawn("server", "flower", "server", self.home, "--listen", self.listen)
 
     def client(self, k: int, *more: object, data: Path | None = None) -> None:
         where = data or self.data / f"site-{k}"
@@ -116,14 +125,15 @@ class Deployed:
         found: dict[str, Any] = json.loads(self.fedtailor("flower", "status", self.home, "--json"))
         return found
 
-    def run(self, name: str, *words: object) -> dict[str, Any]:
+    def run(self, name: str, method: str, **settings: object) -> dict[str, Any]:
         """To its end; the summary."""
-        self.ask(name, *words)
+        self.ask(name, method, **settings)
         return self.finished(name)
 
-    def ask(self, name: str, *words: object) -> None:
-        tests = f"data=folder:{self.data / 'server'}"
-        self.fedtailor("flower", "run", self.home, *words, tests, *SMALL, "--name", name, "--detach")
+    def ask(self, name: str, method: str, **settings: object) -> None:
+        small = {**SMALL, "data": f"folder:{self.data / 'server'}", **settings}
+        words = [f"{key}={value}" for key, value in small.items()]
+        self.fedtailor("flower", "run", self.home, method, *words, "--name", name, "--detach")
 
     def finished(self, name: str) -> dict[str, Any]:
         result = self.runs / name / "result.json"

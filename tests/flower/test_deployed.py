@@ -11,7 +11,6 @@ import pytest
 from deployed import SITES, SMALL, Deployed, write_data
 
 import fedtailor
-from fedtailor.config import parse
 from fedtailor.site import States
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.wire import client_to_bytes
@@ -30,12 +29,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         made.stop()
 
 
-def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path, *words: str) -> None:
+def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path) -> None:
     """Server, every site's state and every number of the last round."""
-    settings = parse(
-        [*words, *SMALL, f"data=csv:{there.data / 'sites.csv'}", "data.partition=site", f"clients={SITES}"]
-    )
-    fedtailor.run(method, {"fraction": 1.0, **settings}, out=tmp_path / name)
+    data = {"data": f"csv:{there.data / 'sites.csv'}", "data.partition": "site", "clients": SITES}
+    settings = {**SMALL, **data, "fraction": 1.0}
+    fedtailor.run(method, settings, out=tmp_path / name)
     here, away = Store(tmp_path / name).resume(), Store(there.runs / name).resume()
     assert here is not None
     assert away is not None

@@ -18,6 +18,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 os.environ.update(QUIET)
 os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))

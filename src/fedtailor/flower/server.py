@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -146,8 +146,8 @@ class Conductor:
         taken = self.runtime.acquire()
         while taken is None or taken.run != started:
             if taken is not None:  # of an attempt that ended before its task was taken
-                with suppress(Stopped), self.runtime.task(taken.token):
-                    raise Stopped
+                with self.runtime.task(taken.token):
+                    log.info("an attempt that never began is ended")
             self.wait(name, 0.1)
             taken = self.runtime.acquire()
         with self.runtime.task(taken.token) as client:

@@ -125,9 +125,19 @@ class Simulated:
             self.over.wait()
 
         resources: dict[str, Any] = {"num_cpus": run.threads, "num_gpus": 0.0}
+        # Ray's dashboard and its listening on all of the machine's addresses are nobody's wish here.
+        start: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": "error",
+            "_node_ip_address": "127.0.0.1",
+        }
         try:
             flwr.simulation.run_simulation(
-                server, client_app(answering), run.clients, backend_config={"client_resources": resources}
+                server,
+                client_app(answering),
+                run.clients,
+                backend_config={"client_resources": resources, "init_args": start},
             )
         except BaseException as error:
             self.lent.put(error)

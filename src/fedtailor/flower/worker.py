@@ -7,6 +7,7 @@ that is installed is ever run.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,11 +15,26 @@ from threading import Event
 from typing import NamedTuple
 
 import httpx
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.common.serde import context_from_proto
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -27,7 +43,8 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.runtime.run_clientapp import push_message
 
 log = logging.getLogger("fedtailor.flower")
 PAUSE = 0.1  # seconds between two looks for a task: they go no further than this machine
@@ -64,23 +81,17 @@ class Runtime:
 
     @contextmanager
     def task(self, token: str) -> Iterator[RuntimeHttpClient]:
-        """A task in hand: it is kept alive meanwhile, and its outcome is told at the end."""
+        """A task in hand: it is kept alive meanwhile, and its end is told."""
         client = self.client(RuntimeTokenHttpInterceptor(token))
         heart = HeartbeatSender(beat(client))
         heart.start()
-        status, details = SubStatus.FAILED, "ended early"
         try:
             yield client
-            status, details = SubStatus.COMPLETED, ""
-        except Exception as error:
-            details = f"{type(error).__name__}: {error}"
-            raise
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
         finally:
+            # Of a task that failed nothing is told: Flower then finds that its heart has stopped and answers for it,
+            # where it would wait for ever for the answer to a message whose task is said to have failed.
             heart.stop()
-            try:
-                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
-            except httpx.HTTPError as error:
-                log.warning("the outcome of a task could not be told: %s", error)
             client.close()
 
 
@@ -94,11 +105,17 @@ def beat(client: RuntimeHttpClient) -> Callable[[], bool]:
     return send
 
 
+class Superseded(Exception):  # noqa: N818  # as it reads
+    def __init__(self, by: Taken) -> None:
+        self.by = by
+
+
 def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
     """Carry out one task after the other until it is over. What fails is logged, and the next is taken."""
+    taken: Taken | None = None
     while not over.is_set():
         try:
-            taken = runtime.acquire()
+            taken = taken or runtime.acquire()
         except httpx.HTTPError as error:  # the node is not up yet, or is being started again
             log.debug("no tasks: %s", error)
             over.wait(0.5)
@@ -106,9 +123,45 @@ def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
         if taken is None:
             over.wait(PAUSE)
             continue
+        this, taken = taken, None
         try:
-            with runtime.task(taken.token) as client:
-                message, context, _, _ = pull_task_input(client)
+            with runtime.task(this.token) as client:
+                message, context = task_input(client, runtime)
                 push_message(client, app(message, context), context)
+        except Superseded as superseded:
+            taken = superseded.by
         except Exception as error:
             log.warning("a task was not carried out", exc_info=error)
+
+
+def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
+    """The message that a task is about. A node makes the task first, and then gets the message, piece by piece.
+
+    If the connection breaks at that, nobody says so. But a node has one message in hand at a time: a newer task means
+    that nothing more will come of this one.
+    """
+    given = client.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(given.context)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, context.run_id, context.node_id
+    while not (trees := client.PullMessages(PullAppMessagesRequest()).message_object_trees):
+        await_more(runtime)
+    node, run, name = Node(node_id=context.node_id), context.run_id, trees[0].object_id
+    pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+    pieces = [piece.object_id for piece in iterate_object_tree(trees[0])]
+    contents: dict[str, bytes] = {}
+    while missing := [piece for piece in pieces if piece not in contents]:
+        try:
+            contents |= pull_objects(missing, pull, max_time=0.0)
+        except ObjectPullError:
+            await_more(runtime)
+    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
+    message = inflate_object_from_contents(name, contents)
+    assert isinstance(message, Message)
+    message.metadata.__dict__["_message_id"] = name  # which a message as sent cannot hold
+    return message, context
+
+
+def await_more(runtime: Runtime) -> None:
+    if newer := runtime.acquire():
+        raise Superseded(newer)
+    time.sleep(PAUSE)

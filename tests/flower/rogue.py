@@ -1,0 +1,78 @@
+"""A site that goes wrong in round 2: `python rogue.py HOME DATA FAULT`. In all else it is a site like any other."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+import fedtailor.flower.client as client
+import fedtailor.site as site_module
+from fedtailor.flower.app import client_app
+from fedtailor.flower.places import site_room
+from fedtailor.letters import Answer, Order, seal, unseal
+from fedtailor.site import Site
+
+ROUND = 1  # counted from 0
+
+
+def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
+    letter, tensors = unseal(answer)
+    assert isinstance(letter, Answer)
+    params, stats = tensors["params"], tensors["stats"]
+    if fault == "nan":
+        return seal(letter, params={n: torch.full_like(v, float("nan")) for n, v in params.items()}, stats=stats)
+    if fault == "shapes":
+        return seal(letter, params={n: v.flatten()[1:] for n, v in params.items()}, stats=stats)
+    if fault == "truncated":
+        return answer[: len(answer) // 2]
+    if fault == "huge":
+        return answer + bytes(10**9)
+    if fault == "replay":
+        return before[-1]
+    if fault == "slow":
+        time.sleep(10**4)
+    return answer
+
+
+def main(home: client.Home, data: str, fault: str) -> None:
+    site = Site(home.folder / "state", lambda charter: site_room(charter, data))
+    before: list[bytes] = []
+    mark = home.folder / "fault.done"  # once in its life
+    if fault == "version":
+        site_module.__version__ = "0.0.0"
+
+    def write(path: Path, content: bytes) -> None:
+        if fault == "disk full" and path.name.startswith("state-2") and not mark.exists():
+            mark.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, content)
+
+    real, site_module.write = site_module.write, write
+
+    def answer(kind: str, letter: bytes, context: Context) -> bytes:
+        order = unseal(letter)[0] if kind == "train.order" else None
+        now = isinstance(order, Order) and order.round == ROUND and not mark.exists()
+        if now and fault == "crash":
+            mark.touch()
+            site.answer(letter)
+            os._exit(1)  # the work is done and on disk, and nobody is told
+        given = site.answer(letter)
+        if now and fault not in ("disk full", "version", "crash"):
+            mark.touch()
+            return spoil(given, fault, before)
+        if kind == "train.order":
+            before.append(given)
+        return given
+
+    with client.alone(home.folder, "client"):
+        client.serve_site(home, client_app(answer))
+
+
+if __name__ == "__main__":
+    main(client.Home.open(Path(sys.argv[1])), f"folder:{sys.argv[2]}", sys.argv[3])
