@@ -124,7 +124,8 @@ def test_watchers_hear_everything(small: dict[str, Any], tmp_path: Path, monkeyp
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     opening = ["opening the data 0/1", "opening the data 1/1"]
     rounds = ["started", "round 1/3", "round 2/3", "round 3/3"]
-    for first in (["encoding images 36/36", "encoding images 48/48"], []):
+    encoding = [f"encoding images {n}" for n in ("16/36", "32/36", "36/36", "16/48", "32/48", "48/48")]
+    for first in (encoding, []):
         watcher = Listening()
         fedtailor.run("promptfl", small, watcher=watcher)
         assert watcher.heard == opening + first + rounds

@@ -15,7 +15,6 @@ from fedtailor.clustering import CLUSTERINGS, DIVERSE
 from fedtailor.core import OWN, Method, Params, Reply, Server, relay
 from fedtailor.engines import ENGINES
 from fedtailor.engines.local import LocalEngine
-from fedtailor.errors import UserError
 from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
 from fedtailor.rng import number

@@ -288,6 +288,32 @@ def data_check(
         raise typer.Exit(1)
 
 
+@data_app.command("split")
+def data_split(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="a new folder for the sites' folders")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="training images in one heap, no labels")] = False,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+) -> None:
+    """Deal a dataset out into image files, a folder a site: fedtailor data split drawn-lt clients=3 --out sites"""
+    with waiting("opening the data"):
+        from .data.export import write_sites
+        from .progress import Progress
+        from .setup import deal
+
+        federation, _ = deal(run_of(data_words(words or []), seed))
+    with Progress(enabled=True) as progress:
+        summary = write_sites(federation, out, unlabelled, progress.working)
+    if as_json:
+        emit(summary)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    train, test = sum(summary["train"]), sum(summary["test"])
+    console.print(f"{federation.clients} sites with {train} training and {test} test images, in {out}", markup=False)
+    console.print(f"try them in one process: {summary['run']}", markup=False)
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at this installation: versions, device, folders, datasets found, the bundled CLIP; exit code 1 if unfit."""

@@ -8,9 +8,9 @@ twice, and a client that has lost its state is noticed.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from .core import Params
 from .errors import UserError
@@ -19,14 +19,17 @@ from .wire import from_bytes, to_bytes
 
 Groups = dict[str, Params]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
-
-Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]+$")]  # and this a part of a file's name
+Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
+LONGEST = 2000  # letters of a reason: it is printed and logged
+Why = Literal["unfit", "stranger", "lost", "failed"]
 
 
 class Letter(BaseModel):
     """Strict, since it comes from elsewhere."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    tensors: ClassVar[tuple[str, ...]] = ()  # the groups that come with it
 
 
 class Charter(Letter):
@@ -59,8 +62,9 @@ class Addressed(Letter):
 
 
 class Order(Addressed):
-    """A pass to run; its tensors are `params` and `inbox`."""
+    """A pass to run."""
 
+    tensors: ClassVar[tuple[str, ...]] = ("params", "inbox")
     kind: Literal["order"] = "order"
     version: NonNegativeInt  # of the state to start from
     mark: Serial | Literal[""]  # and the serial of the order that made it
@@ -70,18 +74,20 @@ class Order(Addressed):
 
 
 class Answer(Addressed):
-    """What became of an order; its tensors are `params` and `stats`."""
+    """What became of an order."""
 
+    tensors: ClassVar[tuple[str, ...]] = ("params", "stats")
     kind: Literal["answer"] = "answer"
     version: NonNegativeInt  # of the state after the pass
     samples: NonNegativeInt
-    seconds: float
+    seconds: NonNegativeFloat
     weight: float
 
 
 class Exam(Addressed):
-    """A test on the client's own test pictures; its tensors are `params`."""
+    """A test on the client's own test pictures."""
 
+    tensors: ClassVar[tuple[str, ...]] = ("params",)
     kind: Literal["exam"] = "exam"
     version: NonNegativeInt
     mark: Serial | Literal[""]
@@ -103,8 +109,9 @@ class Refusal(Letter):
     Failed: in what was asked."""
 
     kind: Literal["refusal"] = "refusal"
-    why: Literal["unfit", "stranger", "lost", "failed"]
-    text: str
+    serial: Serial | Literal[""] = ""  # of the order or exam; of a charter, or what could not be read, there is none
+    why: Why
+    text: str = Field(max_length=LONGEST)
 
 
 ANY: TypeAdapter[Letter] = TypeAdapter(
@@ -120,8 +127,12 @@ def unseal(data: bytes) -> tuple[Letter, Groups]:
     """The letter and its tensors; an error if it is not whole, or has anything in it that is not due."""
     groups, note = from_bytes(data, notes_due=("letter",))
     try:
-        return ANY.validate_json(json.dumps(note["letter"])), groups
+        letter = ANY.validate_json(json.dumps(note["letter"]))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise UserError(f"a letter is not one of ours ({where}: {problem['msg']})") from error
+    if extra := {*groups, *note} ^ {*letter.tensors, "letter"}:
+        due = ", ".join(letter.tensors) or "none"
+        raise UserError(f"a letter is not one of ours (its tensors are to be {due}; {min(extra)} is amiss)")
+    return letter, groups

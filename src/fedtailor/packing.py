@@ -34,15 +34,17 @@ def pack(params: Params, start: Params, how: str, rng: torch.Generator) -> Param
 
 def unpack(packed: Params, start: Params, how: str) -> Params:
     """What `pack` was given, as nearly as its bits can say it."""
+    if how == "fp32":
+        return dict(packed)
     params: Params = {}
     for name, value in packed.items():
         if name.removesuffix(SCALE) in packed and name.endswith(SCALE):
             continue
-        if how == "fp32" or not packable(name, start):
+        if not packable(name, start):
             params[name] = value
             continue
-        scale = packed.get(name + SCALE)
-        if value.dtype != BITS[how] or scale is None or scale.shape != () or value.shape != start[name].shape:
+        scale, whole = packed.get(name + SCALE, value), start[name]
+        if (value.dtype, value.shape, scale.dtype, scale.shape) != (BITS[how], whole.shape, torch.float32, ()):
             raise UserError(f"{name} is not packed as {how} of {tuple(start[name].shape)}")
         params[name] = start[name] + (value.to(torch.float32) * scale).to(start[name].dtype)
     return params

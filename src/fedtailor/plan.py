@@ -13,7 +13,10 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     deadline: float = Field(
-        3600.0, gt=0, allow_inf_nan=False, description="seconds; who has not answered by then is out of the round"
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds for each pass; who has not answered by then is out of the round",
     )
     quorum: float = Field(
         1.0, gt=0, le=1, description="part of a round's clients that must answer, or the round is made again"

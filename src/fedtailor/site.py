@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,22 @@ from .diagnostics.labels import Tally, tally
 from .errors import UserError
 from .evaluate import Tests, score_client, score_shared, score_zero_shot
 from .labelers.base import INDEX, LABEL
-from .letters import Answer, Charter, Exam, Groups, Marks, Order, Present, Refusal, seal, unseal
+from .letters import (
+    LONGEST,
+    Addressed,
+    Answer,
+    Charter,
+    Exam,
+    Groups,
+    Marks,
+    Order,
+    Present,
+    Refusal,
+    Why,
+    seal,
+    unseal,
+)
+from .metrics import Score
 from .store import write
 from .visit import Client, Job, Task, visit
 from .wire import client_from_bytes, client_to_bytes
@@ -47,11 +63,15 @@ class Room:
     truths: Indices | None  # of its training pictures, to measure pseudo-labels by; no pass can see them
     threads: int
 
+    @cached_property
+    def zero_shot(self) -> Score:
+        return score_zero_shot(self.job, self.tests)[0]
+
 
 class Refused(Exception):  # noqa: N818  # as it reads
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
+    def __init__(self, why: Why, text: str) -> None:
+        super().__init__(text)
+        self.why = why
 
 
 class Site:
@@ -62,8 +82,10 @@ class Site:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to any letter. Whatever goes wrong is a refusal: nobody waits in vain, and the client lives on."""
+        serial = ""
         try:
             letter, tensors = unseal(data)
+            serial = letter.serial if isinstance(letter, Addressed) else ""
             if isinstance(letter, Charter):
                 return self.open(letter)
             if isinstance(letter, Order):
@@ -72,12 +94,12 @@ class Site:
                 return self.sit(letter, tensors)
             raise UserError("this letter is not for clients")
         except Refused as refused:
-            log.warning("%s: %s", refused.refusal.why, refused)
-            return seal(refused.refusal)
+            log.warning("%s: %s", refused.why, refused)
+            return seal(Refusal(serial=serial, why=refused.why, text=str(refused)[:LONGEST]))
         except Exception as error:
             log.warning("a letter could not be answered", exc_info=error)
             told = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
-            return seal(Refusal(why="failed", text=told))
+            return seal(Refusal(serial=serial, why="failed", text=told[:LONGEST]))
 
     def open(self, charter: Charter) -> bytes:
         """Get ready for a run: CLIP loaded, pictures encoded. The charter is kept for the next start."""
@@ -90,11 +112,11 @@ class Site:
     def furnished(self, charter: Charter) -> Room:
         if charter.version != __version__:
             text = f"this client has fedtailor {__version__}, the server {charter.version}; install the same on both"
-            raise Refused(Refusal(why="unfit", text=text))
+            raise Refused("unfit", text)
         try:
-            self.rooms[charter.run] = self.furnish(charter)
+            self.rooms = {charter.run: self.furnish(charter)}  # of one run at a time: it holds CLIP
         except UserError as error:
-            raise Refused(Refusal(why="unfit", text=str(error))) from error
+            raise Refused("unfit", str(error)) from error
         return self.rooms[charter.run]
 
     def room(self, letter: Order | Exam) -> Room:
@@ -106,9 +128,12 @@ class Site:
     def reopened(self, run: str) -> Room:
         """After a start anew, by the charter that was kept."""
         file = self.folder / run / CHARTER
-        charter = unseal(file.read_bytes())[0] if file.is_file() else None
-        if not isinstance(charter, Charter):
-            raise Refused(Refusal(why="stranger", text="this client has not been told of the run"))
+        try:
+            charter = unseal(file.read_bytes())[0] if file.is_file() else None
+        except UserError:
+            charter = None  # damaged is as good as gone: it will be sent again
+        if not isinstance(charter, Charter) or charter.run != run:
+            raise Refused("stranger", "this client has not been told of the run")
         return self.furnished(charter)
 
     def carry_out(self, order: Order, tensors: Groups) -> bytes:
@@ -142,7 +167,7 @@ class Site:
             serial=exam.serial,
             personal=score_client(room.job, server, 0, client, room.tests),
             shared=score_shared(room.job, server, room.tests),
-            zero_shot=score_zero_shot(room.job, room.tests)[0],
+            zero_shot=room.zero_shot,
             pseudo=pseudo(room, client),
         )
         return seal(marks)
@@ -176,7 +201,7 @@ class States:
         if not data or hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
             held = ", ".join(str(version) for version, _ in self.held()) or "none"
             text = f"state {version} is {'damaged' if data else 'not here'}; of this run there are: {held}"
-            raise Refused(Refusal(why="lost", text=text))
+            raise Refused("lost", text)
         return client_from_bytes(data[DIGEST:])
 
     def write(self, client: Client) -> None:

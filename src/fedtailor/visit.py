@@ -24,6 +24,7 @@ from .rng import generator
 if TYPE_CHECKING:
     from .model import Model
 
+HEAVIEST = 1e12  # no client has so many samples
 LABELER = "labels."  # before the name of a labeler's pass, in its address on the wire
 Guard = Callable[[Reply, torch.Generator], Reply]
 
@@ -179,6 +180,8 @@ def check_reply(task: Task, reply: Reply, at: str) -> None:
     """For a reply from elsewhere: all that `visit` makes sure of for one from here."""
     check(reply.params, task.params, at)
     check_weight(reply, at)
+    if reply.weight > HEAVIEST:
+        raise UserError(f"{at}: a weight of {reply.weight:g} would leave the others none")
     for name, value in reply.stats.items():
         if not torch.isfinite(value).all():
             raise UserError(f"{at}: {name} is not finite")

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -35,10 +35,11 @@ from ..data.sets import Images, Indices
 from ..errors import UserError
 from .model import Clip
 from .preprocess import Preprocess
+from .vision import ImageTower
 
-MAGIC = "fedtailor cache 1"
+MAGIC = "fedtailor cache 2"
 HEADER = 4096
-CHUNK = 64  # pictures encoded at once
+CHUNK = 16  # pictures encoded at once
 BUDGET = 20  # GB of files in the folder, where FEDTAILOR_CACHE_GB says nothing else
 HALF = {"patches"}  # stages kept in fp16: a row for each patch, all of which are normalised before use
 DAY = 24 * 3600 * 10**9
@@ -85,9 +86,14 @@ def key_of(digest: str, images: Images, transform: Preprocess, stage: str, preci
 def encode(
     clip: Clip, pixels: Tensor, stage: str, device: torch.device, precision: torch.dtype | None = None
 ) -> Tensor:
-    """Pixels to a stage of the frozen tower, on the CPU: in fp32, or rounded to fp16 where the stage is kept so."""
+    """A chunk of pixels to a stage of the frozen tower, on the CPU: in fp32, or fp16 where the stage is kept so.
+
+    A picture comes out the same, to the bit, whichever others are beside it and however many.
+    """
+    short = CHUNK - len(pixels)  # products of other sizes round otherwise, so every chunk is a full one
+    whole = torch.cat([pixels, pixels[-1:].expand(short, -1, -1, -1)]) if short else pixels
     with torch.no_grad(), torch.autocast(device.type, precision, enabled=precision is not None):
-        values = clip.vision(pixels.to(device), "pixels", stage).float().cpu()
+        values = climb(clip.vision, whole.to(device), stage)[: len(pixels)].float().cpu()
     if stage not in HALF:
         return values
     half = values.half()
@@ -97,6 +103,26 @@ def encode(
             "65504. Try backbone.precision=fp32 if it is fp16; else the weights of this backbone are not in order"
         )
     return half
+
+
+def climb(tower: ImageTower, pixels: Tensor, stage: str) -> Tensor:
+    if stage != "features":
+        return tower(pixels, "pixels", stage)
+    # The read-out asks with one token a picture, and fused attention then rounds by the thread that it runs in.
+    below = tower.stages[-3]
+    x = tower(pixels, "pixels", below)
+    with one_thread():
+        return tower(x, below, stage)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def encoded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from fedtailor.errors import UserError
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 
 PHOTO = "a photo of a {}."
+
+# What a file name cannot hold, or would not give back: a dot in front hides a file, one at the end is lost on Windows.
+UNSAFE = re.compile(r'[\x00-\x1f%_/\\:*?"<>|]|^\.|\.$')
+SPELLED = re.compile(r"%([01][0-9A-F]|2[25AEF]|3[ACEF]|5[CF]|7C)")
 
 
 def need(path: Path, download: str) -> Path:
@@ -63,8 +68,14 @@ def folders(folder: Path) -> list[str]:
 
 
 def readable(name: str) -> str:
-    """A class name for a prompt."""
-    return name.replace("_", " ")
+    """The class name that a folder or a label spells."""
+    return SPELLED.sub(lambda found: chr(int(found[1], 16)), name.replace("_", " "))
+
+
+def spelled(name: str) -> str:
+    """A class name as a file name that any system takes; `readable` undoes it."""
+    safe = UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return safe.replace(" ", "_")
 
 
 def listed(root: Path, paths: Sequence[str], labels: Sequence[int] | None) -> Split:
@@ -81,9 +92,10 @@ def every(labels: Indices, step: int) -> tuple[Indices, Indices]:
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def class_names(path: Path, found: list[str], where: Path) -> list[str]:
-    """The names in `classes.txt` where there is one, in its order; otherwise the labels that were found."""
+def class_names(path: Path, found: list[str], where: Path, otherwise: Sequence[str] = ()) -> list[str]:
+    """The names in `classes.txt` where there is one, in its order; else the labels that were found, or else these."""
     if not path.is_file():
+        found = found or list(otherwise)
         if not found:
             raise UserError(
                 f"{where} names no classes; write their names into {path}, one a line, or label test pictures"

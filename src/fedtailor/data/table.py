@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,16 +31,24 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
-def table(path: Path) -> Dataset:
+def table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
+    """The pictures of a CSV file; `otherwise` are the class names where it has none, nor a `classes.txt` beside it."""
+    dataset = any_table(path, otherwise)
+    if len(dataset.train) == 0:
+        raise UserError(f"{path} has no train rows; write train into the split column of some")
+    return dataset
+
+
+def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
+    """The same, where there need not be pictures to train on."""
     rows = read_rows(path)
     train, test = divided(path, rows)
-    if not train:
-        raise UserError(f"{path} has no train rows; write train into the split column of some")
     if test and not filled(path, test, "label", "test"):
         raise UserError(
             f"{path}: the test rows have no labels, so nothing can be tested; label them or make them train rows"
         )
-    names = class_names(path.with_name("classes.txt"), sorted({row.label for row in rows if row.label}), path)
+    found = sorted({row.label for row in rows if row.label})
+    names = class_names(path.with_name("classes.txt"), found, path, otherwise)
     numbers = {name: number for number, name in enumerate(names)}
     sites = {site: number for number, site in enumerate(sorted({row.site for row in rows if row.site}))}
 

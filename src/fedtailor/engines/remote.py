@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PAUSE = 0.02, 0.5  # seconds between two looks into an empty letter box: the first, and at most
 NOT_NEEDED = "not needed: enough others had answered"
+Step = Literal["again", "wait", "done"]  # write to a client again, wait for it, or be done with it, well or badly
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Mailing:
     taken: set[int] = field(default_factory=set)
     trouble: dict[int, str] = field(default_factory=dict)
     unfit: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)  # who has answered earlier letters meanwhile
 
     def letter(self, k: int) -> bytes:
         if k not in self.sent:
@@ -103,6 +105,7 @@ class RemoteEngine:
         self.told: set[int] = set()  # who has had the charter from this process
         self.start, self.count = secrets.token_hex(4), 0  # of serial numbers
         self.marks: dict[int, Marks] = {}  # of the last exam
+        self.absent: set[int] = set()  # who did not answer when asked last
         self.begin((), 0)
         self.saved()
 
@@ -118,19 +121,17 @@ class RemoteEngine:
 
     def open(self) -> None:
         """Tell every client of the run. All that are there must be fit for it, and there must be a quorum of them."""
-        self.begin((), 0)
         K = self.job.clients
         mail = self.exchange(Mailing("query.charter", 0, set(range(K)), K))
         told = "; ".join(f"client {k}: {why}" for k, why in sorted(mail.trouble.items()))
         if mail.unfit:
             raise UserError(f"not all clients can take part in this run ({told})")
-        if len(mail.taken) < math.ceil(self.plan.quorum * K):
+        if len(mail.taken) < self.quorum(K):
             raise UserError(f"only {len(mail.taken)} of {K} clients are ready ({told}); start the others")
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
     def begin(self, invited: Collection[int], wanted: int) -> None:
-        self.ends = self.clock() + self.plan.deadline
         self.invited, self.wanted = set(invited), wanted
         self.out: set[int] = set()  # whom this round goes on without
 
@@ -186,16 +187,17 @@ class RemoteEngine:
         for k, why in sorted(mail.trouble.items()):
             self.visits.append(Visited(round_, k, address, 0, 0.0, tasks[k].bytes, 0, took, why))
         self.out |= mail.trouble.keys()
-        needed = max(1, math.ceil(self.plan.quorum * enough - 1e-9))
-        if len(replies) < needed:
+        if len(replies) < (needed := self.quorum(enough)):
             raise Shortfall(f"{len(replies)} of {len(tasks)} clients answered, {needed} are needed (plan.quorum)")
         return replies
+
+    def quorum(self, of: int) -> int:
+        return max(1, math.ceil(self.plan.quorum * of - 1e-9))
 
     # --- tests ------------------------------------------------------------------------------------------------------
 
     def examine(self, setup: Setup, server: Server) -> list[Score]:
-        """Every client tests its own model; one that does not answer in time has no score."""
-        self.begin((), 0)
+        """Every client tests its own model; one that does not answer in time, or has been away, has no score."""
         self.marks = {}
 
         def write(k: int) -> tuple[Exam, Groups]:
@@ -206,12 +208,16 @@ class RemoteEngine:
         def take(k: int, letter: Letter, tensors: Groups) -> None:
             if not isinstance(letter, Marks):
                 raise UserError("it sent no marks for an exam")
+            scores = letter.personal, letter.shared, letter.zero_shot
+            if any(len(it.per_class) != setup.groups.classes for it in scores):
+                raise UserError(f"its marks are no scores of {setup.groups.classes} classes")
             self.marks[k] = letter
 
-        K = self.job.clients
-        mail = self.exchange(Mailing("evaluate.exam", server.round, set(range(K)), K, write, take))
+        K, last = self.job.clients, server.round - 1
+        there = set(range(K)) - self.absent.difference(self.post.here() if self.absent else ())
+        mail = self.exchange(Mailing("evaluate.exam", last, there, K, write, take))
         for k, why in sorted(mail.trouble.items()):
-            self.visits.append(Visited(server.round - 1, k, "exam", 0, 0.0, 0, 0, 0.0, why))
+            self.visits.append(Visited(last, k, "exam", 0, 0.0, 0, 0, 0.0, why))
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), setup.groups)
         return [self.marks[k].personal if k in self.marks else none for k in range(K)]
 
@@ -242,54 +248,70 @@ class RemoteEngine:
 
     def exchange(self, mail: Mailing) -> Mailing:
         """Write to all, read what comes, until all or enough have answered or time is up."""
-        unsent, pause = set(mail.waiting), PAUSE[0]
+        unsent, pause, ends = set(mail.waiting), PAUSE[0], self.clock() + self.plan.deadline
         while not mail.over:
             if ready := unsent.intersection(self.post.here()) if unsent else set():
                 new = ready - self.told
                 self.post.send("query.charter", mail.round, {k: self.charter_for(k) for k in sorted(new)})
                 self.post.send(mail.kind, mail.round, {k: mail.letter(k) for k in sorted(ready - new)})
                 unsent -= ready
-            arrivals = [arrival for arrival in self.post.fetch() if arrival.client in mail.waiting]
-            unsent |= {arrival.client for arrival in arrivals if self.receive(mail, arrival)}
-            if self.clock() >= self.ends:
+            quiet = True
+            for arrival in self.post.fetch():
+                k = arrival.client
+                if k not in mail.waiting or mail.over:
+                    continue
+                step = self.receive(mail, arrival)
+                quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
+                if step == "again":
+                    unsent.add(k)
+                if step == "done":
+                    mail.waiting.discard(k)
+                    unsent.discard(k)
+            left = ends - self.clock()
+            if left <= 0:
                 break
-            pause = PAUSE[0] if arrivals else min(2 * pause, PAUSE[1])
-            if not arrivals and not mail.over:
-                self.wait(pause)
+            pause = min(2 * pause, PAUSE[1]) if quiet else PAUSE[0]
+            if quiet and not mail.over:
+                self.wait(min(pause, left))
+        self.absent = (self.absent | mail.waiting) - mail.taken
         for k in mail.waiting:
-            late = "gone: it was not there, or left" if k in unsent else "late: no answer in time"
-            mail.trouble[k] = NOT_NEEDED if len(mail.taken) >= mail.enough else late
+            late = "late: no answer in time" + (", only to an earlier letter" if k in mail.stale else "")
+            missed = "gone: it was not there, or left" if k in unsent else late
+            mail.trouble[k] = NOT_NEEDED if len(mail.taken) >= mail.enough else missed
         return mail
 
-    def receive(self, mail: Mailing, arrival: Arrival) -> bool:
-        """Whether the client has to be written to again. Otherwise it is done with, well or badly."""
-        k = arrival.client
+    def receive(self, mail: Mailing, arrival: Arrival) -> Step:
+        """What to do about a client that something came from; whatever is wrong with it, it is no more than that."""
         if arrival.gone:
-            return True
+            return "again"
+        k = arrival.client
         try:
-            if self.read(mail, k, arrival):
-                return True
-            mail.taken.add(k)
+            step = self.read(mail, k, arrival)
         except StateLost:
             raise
         except Exception as error:  # what comes from elsewhere may be wrong in any way
             mail.trouble[k] = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        mail.waiting.discard(k)
-        return False
+            return "done"
+        if step == "done":
+            mail.taken.add(k)
+        return step
 
-    def read(self, mail: Mailing, k: int, arrival: Arrival) -> bool:
-        """The same, for what is not yet known to be a letter; an error if it is of no use."""
+    def read(self, mail: Mailing, k: int, arrival: Arrival) -> Step:
+        """What is not yet known to be a letter; an error if it is of no use."""
         if arrival.trouble:
             raise UserError(arrival.trouble)
         if len(arrival.data) > self.plan.limit * 1e6:
             raise UserError(
-                f"an answer of {len(arrival.data) / 1e6:.0f} MB is more than plan.limit={self.plan.limit:g}"
+                f"an answer of {len(arrival.data) / 1e6:.1f} MB is more than plan.limit={self.plan.limit:g}"
             )
         letter, tensors = unseal(arrival.data)
+        serial = mail.sent[k][0] if k in mail.sent else ""
         if isinstance(letter, Present):
             self.told.add(k)
-            return mail.write is not None and self.patience(mail, k)
+            return self.patience(mail, k) if mail.write else "done"
         if isinstance(letter, Refusal):
+            if letter.serial not in ("", serial):
+                return self.aside(mail, k)
             if letter.why == "stranger":
                 self.told.discard(k)
                 return self.patience(mail, k)
@@ -299,18 +321,24 @@ class RemoteEngine:
             if letter.why == "unfit":
                 mail.unfit.add(k)
             raise UserError(letter.text)
-        due = self.charter.run, k, mail.sent[k][0] if k in mail.sent else ""
-        if not isinstance(letter, Addressed) or (letter.run, letter.client, letter.serial) != due:
+        if not isinstance(letter, Addressed) or (letter.run, letter.client) != (self.charter.run, k):
             raise UserError("it answered another letter than it was sent")
+        if letter.serial != serial:
+            return self.aside(mail, k)
         assert mail.take is not None
         mail.take(k, letter, tensors)
-        return False
+        return "done"
 
-    def patience(self, mail: Mailing, k: int) -> bool:
+    def aside(self, mail: Mailing, k: int) -> Step:
+        """It is about an earlier letter, which no longer counts; the answer that is due may be behind it."""
+        mail.stale.add(k)
+        return "wait"
+
+    def patience(self, mail: Mailing, k: int) -> Step:
         mail.again[k] = mail.again.get(k, 0) + 1
         if mail.again[k] > 5:
             raise UserError("it asks for the same again and again")
-        return True
+        return "again"
 
     def restart(self, mail: Mailing, k: int, text: str) -> None:
         """A client has lost its state: stop, or let it begin anew and write that down."""

@@ -83,6 +83,8 @@ class GridPost:
 
     def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
         node_of = {client: node for node, client in self.client_of.items() if node in self.nodes}
+        asked = {node_of[k] for k in letters}
+        self.sent = {name: sent for name, sent in self.sent.items() if sent.node not in asked}  # what is new counts
         self.push(kind, round_, {node_of[k]: data for k, data in letters.items()})
 
     def push(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:

@@ -12,6 +12,7 @@ import secrets
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,7 +138,8 @@ class Conductor:
     @contextmanager
     def started(self, name: str) -> Iterator[Grid]:
         """A run in Flower's eyes, whose ServerApp is this process."""
-        fab = build_fab_from_disk(self.house.root / "app")
+        with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
+            fab = build_fab_from_disk(self.house.root / "app")
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
             override_config=user_config_to_proto({"run": name}),

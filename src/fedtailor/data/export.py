@@ -1,0 +1,106 @@
+"""A dealt-out dataset as picture files, a folder for each site: for `fedtailor data split`."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedtailor.data.federation import Federation
+from fedtailor.data.files import PHOTO, spelled
+from fedtailor.data.sets import Dataset, Images, Indices, Split
+from fedtailor.data.table import COLUMNS, Row
+from fedtailor.errors import UserError
+
+Watch = Callable[[str, int, int], None]
+
+
+def write_sites(
+    federation: Federation, out: Path, unlabelled: bool = False, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Each client's pictures into `out/site-k`, all test pictures into `out/server`, and a table of the sites' files.
+
+    A site's rows stand in the order in which its folder is read. `unlabelled` leaves the training labels out.
+    """
+    check(federation, out)
+    dataset, unlabelled = federation.dataset, unlabelled or federation.dataset.train.labels is None
+    train, test = replace(dataset.train, labels=None) if unlabelled else dataset.train, dataset.test
+    names, digits = folder_names(dataset), len(str(federation.clients - 1))
+    rows = []
+    for k, share in enumerate(federation.shares):
+        number = f"{k:0{digits}}"  # a table's sites are numbered in the order of their names
+        rows += pieces(train, share.train, names, f"site-{k}", "train", number)
+        rows += pieces(test, share.test, names, f"site-{k}", "test", number)
+    everything = [*rows, *pieces(test, np.arange(len(test)), names, "server", "test")]
+    try:
+        for done, (images, index, row) in enumerate(everything, 1):
+            path = out / row.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images.read(index)).save(path)
+            if watch:
+                watch("writing images", done, len(everything))
+        for place in (out, out / "server"):
+            place.mkdir(exist_ok=True)
+            (place / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        with (out / "sites.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *(astuple(row) for _, _, row in rows)])
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {error}; remove what is there or give another folder") from error
+    return {
+        "data": dataset.name,
+        "out": str(out),
+        "clients": federation.clients,
+        "classes": dataset.classes,
+        "labelled": not unlabelled,
+        "train": federation.sizes.tolist(),
+        "test": federation.test_sizes.tolist(),
+        "server_test": len(test),
+        "run": command(federation, out),
+    }
+
+
+def command(federation: Federation, out: Path) -> str:
+    """The same federation, from the files, in one process."""
+    settings = [f"data=csv:{out / 'sites.csv'}", "data.partition=site", f"clients={federation.clients}"]
+    template = federation.dataset.template
+    return shlex.join(["fedtailor", "run", *settings, *([f"data.template={template}"] if template != PHOTO else [])])
+
+
+def check(federation: Federation, out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already, and not empty; give a new folder, or remove it first")
+    if federation.server is not None:
+        raise UserError("data.server keeps training images for the server, which no site has; leave it out")
+    if empty := np.flatnonzero(federation.sizes == 0).tolist():
+        raise UserError(
+            f"site-{empty[0]} would have nothing to train on; take fewer clients than {federation.clients}, "
+            "or another partition"
+        )
+
+
+def folder_names(dataset: Dataset) -> list[str]:
+    names = [spelled(name) for name in dataset.classes]
+    # Some systems take Fox and fox for one folder.
+    name, times = Counter(name.casefold() for name in names).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{dataset.name} has {times} classes whose folder would be called {name!r}; take other data")
+    return names
+
+
+def pieces(
+    split: Split, held: Indices, names: Sequence[str], place: str, part: str, site: str = ""
+) -> list[tuple[Images, int, Row]]:
+    """The pictures of one part of one place and their rows, as `folder` comes upon them: folder by folder, by name."""
+    found = []
+    for index in held.tolist():
+        label = "" if split.labels is None else names[split.labels[index]]
+        where = [place, part, label, f"{index:06}.png"]
+        found.append((split.images, index, Row("/".join(filter(None, where)), label, part, site)))
+    return sorted(found, key=lambda piece: piece[2].path.split("/"))

@@ -1,0 +1,291 @@
+"""Clients that are elsewhere, in one process: a post in memory, a clock that only waiting moves on, and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from fedtailor import __version__
+from fedtailor.core import OWN, Reply, Server
+from fedtailor.engines.base import Visited
+from fedtailor.engines.local import LocalEngine
+from fedtailor.engines.remote import Arrival, RemoteEngine
+from fedtailor.letters import Charter, Letter, Order, unseal
+from fedtailor.setup import Setup
+from fedtailor.site import Room, Site, States
+from fedtailor.store import Store, server_to_bytes
+from fedtailor.train import Record, advance, persist, train
+from fedtailor.visit import Client, Task
+from fedtailor.wire import client_to_bytes
+
+RUN = "0123456789abcdef" * 2
+End = tuple[bytes, dict[int, bytes]]  # the server's bits and every client's
+
+
+class Killed(BaseException):
+    """A process is no more: nothing in it may catch this."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+@dataclass(frozen=True)
+class Sent:
+    kind: str
+    round: int
+    client: int
+    data: bytes
+
+    @property
+    def letter(self) -> Letter:
+        return unseal(self.data)[0]
+
+    @property
+    def pass_(self) -> str:
+        return self.letter.pass_ if isinstance(self.letter, Order) else ""
+
+
+Coming = Iterable[tuple[float, Callable[[], Arrival]]]  # in so many seconds; made only then
+
+
+@dataclass
+class Fault:
+    """What becomes of some letters instead of an answer."""
+
+    does: Callable[[MemoryPost, Sent], Coming]
+    client: int | None = None
+    round: int | None = None
+    pass_: str | None = None
+    kind: str | None = "train.order"
+    times: int = 1 << 30
+
+    def meets(self, sent: Sent) -> bool:
+        wanted = (self.client, sent.client), (self.round, sent.round), (self.pass_, sent.pass_), (self.kind, sent.kind)
+        return self.times > 0 and all(it is None or it == there for it, there in wanted)
+
+
+class MemoryPost:
+    """Letters to real sites. Every answer takes `pace` seconds, and they come in another order each time."""
+
+    def __init__(
+        self, sites: Mapping[int, Callable[[], Site]], clock: Clock, faults: Iterable[Fault], seed: int
+    ) -> None:
+        self.fresh, self.clock, self.faults = sites, clock, [*faults]
+        self.sites = {k: make() for k, make in sites.items()}
+        self.order, self.pace = Random(seed), 1.0
+        self.away: dict[int, float] = {}  # client → when it is back
+        self.under_way: list[tuple[float, Callable[[], Arrival]]] = []
+        self.sent: list[Sent] = []
+        self.came: list[Arrival] = []
+        self.watch: Callable[[str], None] = lambda event: None  # "sent" and "answered", once a letter
+        self.closed = 0
+
+    def here(self) -> Collection[int]:
+        return {k for k in self.sites if self.away.get(k, 0.0) <= self.clock.now}
+
+    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
+        for k, data in letters.items():
+            assert k in self.here(), "a letter to a client that is not there"
+            sent = Sent(kind, round_, k, data)
+            self.sent.append(sent)
+            fault = next((fault for fault in self.faults if fault.meets(sent)), None)
+            if fault:
+                fault.times -= 1
+            coming = fault.does(self, sent) if fault else [(self.pace, lambda sent=sent: self.answered(sent))]
+            self.under_way += [(self.clock.now + seconds, what) for seconds, what in coming]
+            self.watch("sent")
+
+    def answered(self, sent: Sent) -> Arrival:
+        """What the client says. If it dies of it, a new one is soon in its place."""
+        try:
+            data = self.sites[sent.client].answer(sent.data)
+        except Killed:
+            self.restart(sent.client)
+            return Arrival(sent.client, gone=True)
+        self.watch("answered")
+        return Arrival(sent.client, data)
+
+    def restart(self, k: int) -> None:
+        self.sites[k] = self.fresh[k]()
+
+    def fetch(self) -> list[Arrival]:
+        due = [it for it in self.under_way if it[0] <= self.clock.now + 1e-9]
+        self.under_way = [it for it in self.under_way if it not in due]
+        self.order.shuffle(due)
+        found = [what() for _, what in sorted(due, key=lambda it: it[0])]
+        self.came += found
+        return found
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def silent(post: MemoryPost, sent: Sent) -> Coming:
+    """The letter is lost."""
+    return []
+
+
+def unheard(post: MemoryPost, sent: Sent) -> Coming:
+    """The client does its work, and the answer is lost."""
+    post.answered(sent)
+    return []
+
+
+def late(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
+    """The client does its work at once, and the answer takes long."""
+
+    def does(post: MemoryPost, sent: Sent) -> Coming:
+        arrival = post.answered(sent)
+        return [(seconds, lambda: arrival)]
+
+    return does
+
+
+def delayed(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
+    """The letter takes long, and reaches the client behind newer ones."""
+    return lambda post, sent: [(seconds, lambda: post.answered(sent))]
+
+
+def leaves(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
+    """The client is gone, and after some time back."""
+
+    def does(post: MemoryPost, sent: Sent) -> Coming:
+        post.away[sent.client] = post.clock.now + seconds
+        return [(0.0, lambda: Arrival(sent.client, gone=True))]
+
+    return does
+
+
+def twice(post: MemoryPost, sent: Sent) -> Coming:
+    """The letter reaches the client two times, and both answers come at once."""
+    return [(post.pace, lambda: post.answered(sent))] * 2
+
+
+def says(change: Callable[[bytes], bytes]) -> Callable[[MemoryPost, Sent], Coming]:
+    """The client does its work, and the answer is another."""
+    return lambda post, sent: [(post.pace, lambda: replace(arrival := post.answered(sent), data=change(arrival.data)))]
+
+
+# --- a federation -----------------------------------------------------------------------------------------------------
+
+
+def charter(setup: Setup, run: str = RUN) -> Charter:
+    data = setup.federation.dataset
+    return Charter(
+        run=run,
+        client=0,
+        version=__version__,
+        settings=setup.run.to_toml(),
+        weights=setup.weights,
+        classes=data.classes,
+        template=data.template,
+        normal=data.normal,
+        groups={name: tuple(members.tolist()) for name, members in setup.groups.items()},
+    )
+
+
+def room(setup: Setup, k: int) -> Room:
+    truths = setup.federation.dataset.train.labels
+    assert truths is not None
+    mine = truths[setup.federation.shares[k].train]
+    return Room(k, setup.job, setup.shelves[k], setup.tests.of_client(k), mine, threads=1)
+
+
+@dataclass
+class Elsewhere:
+    """A setup whose clients are at sites under a folder."""
+
+    setup: Setup
+    folder: Path
+    faults: list[Fault] = field(default_factory=list)
+    seed: int = 0
+    clock: Clock = field(default_factory=Clock)
+    visits: list[Visited] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        makers = {k: (lambda k=k: self.site(k)) for k in range(self.setup.run.clients)}
+        self.post = MemoryPost(makers, self.clock, self.faults, self.seed)
+
+    def site(self, k: int) -> Site:
+        return Site(self.folder / f"client-{k}", lambda charter: room(self.setup, charter.client))
+
+    def states(self, k: int) -> States:
+        return States(self.folder / f"client-{k}" / RUN)
+
+    def engine(self, clients: Mapping[int, Client] | None = None) -> RemoteEngine:
+        setup, clock = self.setup, self.clock
+        self.made = RemoteEngine(
+            setup.job, setup.run.plan, self.post, charter(setup), clients, setup.server_shelf, clock, clock.wait
+        )
+        return self.made
+
+    def rounds(self) -> Iterator[Server]:
+        """Round by round, without a store."""
+        engine, server = self.engine(), self.setup.job.first_server()
+        engine.open()
+        while server.round < self.setup.rounds:
+            server, _, visits = persist(self.setup, server, engine)
+            self.visits += visits
+            engine.saved()
+            yield server
+
+    def end(self) -> End:
+        *_, server = self.rounds()
+        return self.bits(server)
+
+    def train(self, store: Store, resume: bool = False) -> Iterator[Record]:
+        connected = replace(self.setup, connect=lambda setup, clients, folder: self.engine(clients))
+        return train(connected, store, resume)
+
+    def bits(self, server: Server, clients: Mapping[int, Client] | None = None) -> End:
+        """Of a server, and of the states at the sites that count for it."""
+        ledger = clients or self.made.clients
+        held = {k: it if k == OWN else self.states(k).read(it.version, it.mark) for k, it in ledger.items()}
+        return server_to_bytes(server), {k: client_to_bytes(replace(held[k], mark="")) for k in sorted(held)}
+
+    def dropped(self) -> dict[tuple[int, int], str]:
+        """(round, client): why."""
+        return {(v.round, v.client): v.dropped for v in self.visits if v.dropped}
+
+
+class Without(LocalEngine):
+    """Some clients are not in some rounds: (round, client)."""
+
+    absent: Collection[tuple[int, int]] = ()
+
+    def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
+        return super().run({k: task for k, task in tasks.items() if (task.round, k) not in self.absent})
+
+
+def here(setup: Setup, *absent: tuple[int, int]) -> End:
+    """Where all of it ends in one process."""
+    return stayed(setup, *absent)[0]
+
+
+def stayed(setup: Setup, *absent: tuple[int, int]) -> tuple[End, list[Visited]]:
+    """The same, and what it cost."""
+    engine, server = Without(setup.job, setup.shelves), setup.job.first_server()
+    engine.absent = absent
+    while server.round < setup.rounds:
+        server, _ = advance(setup, server, engine)
+    clients = {k: client_to_bytes(engine.clients[k]) for k in sorted(engine.clients)}
+    return (server_to_bytes(server), clients), engine.visits
+
+
+def visited(visits: Iterable[Visited]) -> list[Visited]:
+    """But for the time they took, in one order."""
+    return sorted((replace(v, seconds=0.0) for v in visits), key=str)

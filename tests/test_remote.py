@@ -1,0 +1,877 @@
+"""Clients that are elsewhere: the same bits as in one process, whoever is late, gone, wrong or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedtailor import site as site_module
+from fedtailor.core import OWN, Params
+from fedtailor.engines.remote import NOT_NEEDED, Arrival
+from fedtailor.errors import UserError
+from fedtailor.letters import Refusal, seal, unseal
+from fedtailor.metrics import mean_score
+from fedtailor.setup import Setup
+from fedtailor.site import CHARTER, Site
+from fedtailor.store import Store, server_to_bytes
+from fedtailor.train import advance
+from fedtailor.visit import Client
+from fedtailor.wire import client_to_bytes, from_bytes, to_bytes
+from remote import (
+    RUN,
+    Clock,
+    Coming,
+    Elsewhere,
+    End,
+    Fault,
+    Killed,
+    MemoryPost,
+    Sent,
+    delayed,
+    here,
+    late,
+    leaves,
+    says,
+    silent,
+    stayed,
+    twice,
+    unheard,
+    visited,
+)
+from world import CLIENTS, world
+
+Case = tuple[str, str, dict[str, Any]]  # method, tuner, settings
+PAPERS: dict[str, Case] = {
+    "fedavg": ("fedavg", "text_prompt", {}),
+    "capt": ("capt", "coupled+class_prompt", {}),
+    "fedcopl": ("fedcopl", "text_prompt+visual_prompt", {}),
+    "fedpurel": ("fedpurel", "text_prompt", {}),
+    "the server has data of its own": ("capt", "coupled+class_prompt", {"data.server": 0.2}),
+    "momentum is handed on": ("promptfl", "text_prompt", {"local.carry": "shared"}),
+    "nothing is shared": ("local", "head", {}),
+}
+# For faults, what takes the least time.
+CASES: dict[str, Case] = {
+    "plain": ("fedavg", "head", {}),
+    # Clients have parameters of their own, and a closing round …
+    "own": ("fedpurel", "head", {}),
+    # … and memories, and up to three passes a round.
+    "labels": ("fedpurel", "head", {"labels": "copl", "labels.refresh": 2, "every": 3}),
+}
+PASSES = ["labels.vote", "labels.select", "train"]
+DEADLINE = 10.0
+
+
+@cache
+def made(case: str = "plain", **plan: Any) -> Setup:
+    """All clients in every round, and half of them are enough."""
+    method, tuner, more = {**PAPERS, **CASES}[case]
+    plan = {f"plan.{name}": value for name, value in {"deadline": DEADLINE, "quorum": 0.5, **plan}.items()}
+    return world(method, tuner, **{"fraction": 1.0, **more, **plan})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody cuts the power here, and every state would wait for it."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@cache
+def locally(case: str, *absent: tuple[int, int]) -> End:
+    return here(made(case), *absent)
+
+
+# --- the same bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", PAPERS)
+def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_path: Path) -> None:
+    """Parameters after each round, states at the sites, what every visit cost, and all tests."""
+    method, tuner, more = PAPERS[case]
+    setup = world(method, tuner, **more)
+    local, there = setup.engine(), Elsewhere(setup, tmp_path, seed=1)
+    server = setup.job.first_server()
+    for other in there.rounds():
+        server, _ = advance(setup, server, local)
+        assert server_to_bytes(other) == server_to_bytes(server)
+    bits = there.bits(other)[1]
+    assert bits == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
+    assert visited(there.visits) == visited(v for v in local.visits if v.client != OWN)
+    assert there.made.examine(setup, other) == local.examine(setup, server)
+    assert there.made.pseudo(setup) == local.pseudo(setup)
+    assert there.made.shared(setup, other) == local.shared(setup, server)
+
+
+def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
+    """And the order does change."""
+    runs = [Elsewhere(made("own"), tmp_path / str(seed), seed=seed) for seed in range(3)]
+    assert {end[0] for end in (it.end() for it in runs)} == {locally("own")[0]}
+    assert len({tuple(a.client for a in it.post.came) for it in runs}) == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "updates", "smaller"), [("own", "fp16", 2), ("own", "int8", 4), ("fedcopl", "int8", 4)]
+)
+def test_fewer_bits_are_the_same_bits_everywhere(case: str, updates: str, smaller: int, tmp_path: Path) -> None:
+    """Both engines agree on every bit and every byte, and answers are about so much smaller than in fp32."""
+    setup = made(case, updates=updates)
+    there = Elsewhere(setup, tmp_path)
+    (few, visits), (whole, all_visits) = stayed(setup), stayed(made(case))
+    assert there.end() == few
+    assert few[0] != whole[0]
+    assert visited(there.visits) == visited(visits)
+    up, all_up = (sum(v.bytes_up for v in it if v.pass_ == "train") for it in (visits, all_visits))
+    assert smaller * 0.75 < all_up / up <= smaller
+    assert sum(v.bytes_down for v in visits) == sum(v.bytes_down for v in all_visits)
+
+
+def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
+    """Then its model's score is the mean of what clients found, and so is CLIP's as it is."""
+    setup = made()
+    there = Elsewhere(setup, tmp_path)
+    *_, server = there.rounds()
+    none = replace(setup, tests=replace(setup.tests, labels=setup.tests.labels[:0], parts=(setup.tests.parts[0][:0],)))
+    assert there.made.untuned() is None  # before any test
+    there.made.examine(none, server)
+    parts = [setup.tests.of_client(k) for k in range(CLIENTS)]
+    expected = mean_score([part.score(part.predict(setup.job.model.zero_shot_logits, part.everything), part.everything)
+                           for part in parts])  # fmt: skip
+    assert there.made.untuned() == expected
+    shared = there.made.shared(none, server)
+    assert shared == mean_score([marks.shared for marks in there.made.marks.values()])
+    assert shared.overall is not None
+
+
+# --- late and gone --------------------------------------------------------------------------------------------------
+
+
+def test_a_late_client_is_out_of_the_round_and_its_work_leaves_no_trace(tmp_path: Path) -> None:
+    """The round ends at the deadline. The late answer comes in the next round, in which the client takes part from the
+    state before."""
+    there = Elsewhere(made(), tmp_path, [Fault(late(DEADLINE + 0.5), client=1, round=1)])
+    ends, servers = [], []
+    for server in there.rounds():
+        ends.append(there.clock.now)
+        servers.append(server)
+    assert ends[1] - ends[0] == pytest.approx(DEADLINE, abs=1e-6)
+    assert ends[2] - ends[1] < 3
+    assert there.bits(servers[-1]) == locally("plain", (1, 1))
+    assert there.dropped() == {(1, 1): "late: no answer in time"}
+    assert there.made.clients[1].version == 2
+    stale = [a for a in there.post.came if a.client == 1]
+    assert len(stale) == 4  # the charter's and three answers: the late one did come
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_who_is_late_in_one_pass_is_not_asked_in_later_ones_and_they_have_their_own_time(
+    pass_: str, tmp_path: Path
+) -> None:
+    """Others answer a later pass a second after it was sent, which is after the first pass's deadline."""
+    there = Elsewhere(made("labels"), tmp_path, [Fault(silent, client=1, round=0, pass_=pass_)])
+    next(rounds := there.rounds())
+    asked = [(sent.client, sent.pass_) for sent in there.post.sent if sent.kind == "train.order"]
+    assert [p for k, p in asked if k == 1] == PASSES[: PASSES.index(pass_) + 1]
+    assert [p for k, p in asked if k == 0] == PASSES
+    assert there.dropped() == {(0, 1): "late: no answer in time"}
+    if pass_ == "labels.vote":  # only then has it done nothing at all in the round
+        *_, server = rounds
+        assert there.bits(server) == locally("labels", (0, 1))
+
+
+def test_gone_and_back_in_time_changes_nothing(tmp_path: Path) -> None:
+    """The client is written the same letter once more."""
+    there = Elsewhere(made(), tmp_path, [Fault(leaves(4), client=2, round=1, times=1)])
+    assert there.end() == locally("plain")
+    assert there.dropped() == {}
+    first, again = [
+        sent.data for sent in there.post.sent if (sent.client, sent.round, sent.kind) == (2, 1, "train.order")
+    ]
+    assert first == again
+
+
+def test_gone_for_good_is_dropped(tmp_path: Path) -> None:
+    there = Elsewhere(made(), tmp_path, [Fault(leaves(1e9), client=2, round=1)])
+    assert there.end() == locally("plain", (1, 2), (2, 2))
+    assert there.dropped() == dict.fromkeys([(1, 2), (2, 2)], "gone: it was not there, or left")
+
+
+def test_a_client_that_is_there_but_never_reached_is_not_flooded(tmp_path: Path) -> None:
+    """It is tried again at the pace of the letter box until the deadline."""
+
+    def unreachable(post: MemoryPost, sent: Sent) -> Coming:
+        assert len(post.sent) < 200
+        return [(0.0, lambda: Arrival(sent.client, gone=True))]
+
+    there = Elsewhere(made(), tmp_path, [Fault(unreachable, client=2, round=1)])
+    assert there.end() == locally("plain", (1, 2))
+    assert there.dropped() == {(1, 2): "gone: it was not there, or left"}
+    assert len([sent for sent in there.post.sent if sent.round == 1]) < 40
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    """Both at the same moment, in a pass that others follow."""
+    there = Elsewhere(made("labels"), tmp_path, [Fault(twice, client=1)])
+    assert there.end() == locally("labels")
+    assert there.dropped() == {}
+
+
+def test_gone_and_an_answer_at_once_is_an_answer(tmp_path: Path) -> None:
+    """Nothing more is sent to a client that has answered, while others are waited for."""
+
+    def both(post: MemoryPost, sent: Sent) -> Coming:
+        return [(0.3, lambda: Arrival(sent.client, gone=True)), (0.3, lambda: post.answered(sent))]
+
+    for seed in range(3):
+        there = Elsewhere(made(), tmp_path / str(seed), [Fault(both, client=1, kind=None)], seed=seed)
+        assert there.end() == locally("plain")
+        assert there.dropped() == {}
+        assert len(there.post.sent) == CLIENTS * 4
+
+
+def test_an_old_order_that_comes_behind_newer_ones_disturbs_nothing(tmp_path: Path) -> None:
+    """Client 1 reads the second round's order in the fourth, when the state that it starts from is long forgotten."""
+    more = {"rounds": 6, "fraction": 1.0, "plan.deadline": DEADLINE, "plan.quorum": 0.5}
+    setup = world("fedpurel", "head", **more)
+    there = Elsewhere(setup, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
+    assert there.end() == here(setup, (1, 1))
+    assert set(there.dropped()) == {(1, 1)}
+    refusals = [unseal(a.data)[0] for a in there.post.came if a.client == 1]
+    assert [r.why for r in refusals if isinstance(r, Refusal)] == ["lost"]  # the case that is meant
+
+
+def test_an_old_order_that_can_still_be_carried_out_disturbs_nothing(tmp_path: Path) -> None:
+    """Its state has the same version as the one that counts, and another mark."""
+    there = Elsewhere(made("own"), tmp_path, [Fault(silent, client=1, round=1)])
+    rounds = there.rounds()
+    next(rounds), next(rounds)
+    old = next(sent for sent in there.post.sent if (sent.client, sent.round, sent.kind) == (1, 1, "train.order"))
+    next(rounds)
+    there.post.sites[1].answer(old.data)
+    assert [version for version, _ in there.states(1).held()] == [1, 2, 2]
+    *_, server = rounds
+    assert there.bits(server) == locally("own", (1, 1))
+
+
+# --- wrong answers --------------------------------------------------------------------------------------------------
+
+Change = Callable[[bytes], bytes]
+
+
+def note(**changes: Any) -> Change:
+    """Another value in an answer's note; `...` takes it out."""
+
+    def change(data: bytes) -> bytes:
+        groups, note = from_bytes(data)
+        letter = {**note["letter"], **changes}
+        return to_bytes(groups, {"letter": {name: value for name, value in letter.items() if value is not ...}})
+
+    return change
+
+
+def tensors(group: str, name: str, value: Any) -> Change:
+    """Another tensor in an answer; a function is given the one that was there, `...` takes it out."""
+
+    def change(groups: dict[str, Params]) -> None:
+        there = groups[group].pop(name, None)
+        if value is not ...:
+            groups[group][name] = value(there) if callable(value) else value
+
+    return regrouped(change)
+
+
+def regrouped(change: Callable[[dict[str, Params]], object]) -> Change:
+    def changed(data: bytes) -> bytes:
+        groups, note = from_bytes(data)
+        change(groups)
+        return to_bytes(groups, note)
+
+    return changed
+
+
+NAN, INF = float("nan"), float("inf")
+OTHER = "f" * 32
+WRONG: dict[str, tuple[Change, str]] = {
+    "garbage": (lambda data: b"\x00garbage" * 20, "a message of 160 bytes is cut short or not one of ours"),
+    "cut short": (lambda data: data[:-7], "is cut short or not one of ours"),
+    "nothing": (lambda data: b"", "a message of 0 bytes is cut short"),
+    "another kind": (lambda data: seal(Refusal(why="failed", text="out of memory")), "out of memory"),
+    "no letter at all": (lambda data: to_bytes({"params": {}}, {"weight": 1}), "no letter"),
+    "a kind that is not known": (note(kind="threat"), "a letter is not one of ours"),
+    "a field is missing": (note(weight=...), "not one of ours.*weight: Field required"),
+    "a field is too many": (note(price=3), "not one of ours.*price: Extra inputs"),
+    "another version": (note(version=7), "its answer is of state 7, not of 2"),
+    "the version is no number": (note(version="2"), "not one of ours.*version"),
+    "NaN": (tensors("params", "head.weight", lambda v: v * NAN), "head.weight is no longer finite"),
+    "inf in stats": (tensors("stats", "n", torch.tensor([1.0, INF])), "n is not finite"),
+    "another shape": (tensors("params", "head.weight", lambda v: v[:-1]), r"head.weight came back as \(4, 16\)"),
+    "another dtype": (tensors("params", "head.weight", lambda v: v.double()), "head.weight came back as torch.float64"),
+    "an unknown parameter": (tensors("params", "head.more", torch.zeros(3)), "unknown parameter 'head.more'"),
+    "a scale that is not due": (
+        tensors("params", "head.weight:scale", torch.ones(())),
+        "unknown parameter 'head.weight:scale'",
+    ),
+    "a negative weight": (note(weight=-1.0), "weight must be 0 or more and finite, got -1"),
+    "a weight of NaN": (note(weight=NAN), "weight"),
+    "an endless weight": (note(weight=INF), "weight"),
+    "endless seconds": (note(seconds=INF), "not one of ours.*seconds"),
+    "another client's": (note(client=2), "it answered another letter than it was sent"),
+    "another run's": (note(run=OTHER), "it answered another letter than it was sent"),
+    "too long": (tensors("stats", "n", torch.zeros(60_000)), "an answer of 0.2 MB is more than plan.limit=0.1"),
+    "an exotic dtype": (tensors("stats", "n", torch.zeros(3).to(torch.float8_e4m3fn)), "isfinite.*Float8"),
+    "no params": (regrouped(lambda groups: groups.pop("params")), "not one of ours.*params"),
+    "one group more": (regrouped(lambda groups: groups.update(secrets={})), "not one of ours.*secrets"),
+    "an exam's marks": (note(kind="marks"), "not one of ours"),
+}
+
+
+@cache
+def brief(case: str = "plain", **plan: Any) -> tuple[Setup, End]:
+    method, tuner, more = CASES[case]
+    plan = {f"plan.{name}": value for name, value in {"deadline": DEADLINE, "quorum": 0.5, **plan}.items()}
+    setup = world(method, tuner, **{"rounds": 2, "fraction": 1.0, **more, **plan})
+    return setup, here(setup, (1, 1))
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_answer_is_dropped_with_its_reason_and_others_count(how: str, tmp_path: Path) -> None:
+    change, why = WRONG[how]
+    setup, without = brief(limit=0.1)
+    there = Elsewhere(setup, tmp_path, [Fault(says(change), client=1, round=1)])
+    assert there.end() == without
+    assert list(there.dropped()) == [(1, 1)]
+    assert_matches(there.dropped()[1, 1], why)
+
+
+def assert_matches(text: str, pattern: str) -> None:
+    with pytest.raises(UserError, match=pattern):
+        raise UserError(text)
+
+
+def test_a_replayed_answer_is_laid_aside_and_the_client_waited_for(tmp_path: Path) -> None:
+    """The answer of the round before, once more: nothing of it counts, and who sends nothing else is late."""
+
+    def replays(post: MemoryPost, sent: Sent) -> Coming:
+        post.answered(sent)
+        old = [a for a in post.came if a.client == sent.client][1]
+        return [(1.0, lambda: old)]
+
+    setup, without = brief()
+    there = Elsewhere(setup, tmp_path, [Fault(replays, client=1, round=1)])
+    assert there.end() == without
+    assert there.dropped() == {(1, 1): "late: no answer in time, only to an earlier letter"}
+
+
+def test_no_local_parameter_is_taken_from_an_answer(tmp_path: Path) -> None:
+    """Even if the client sends one of its own."""
+    setup, without = brief("own")
+    wrong = tensors("params", "local.head.weight", torch.zeros(5, 16))
+    there = Elsewhere(setup, tmp_path, [Fault(says(wrong), client=1, round=1)])
+    assert there.end() == without
+    assert "unknown parameter 'local.head.weight'" in there.dropped()[1, 1]
+
+
+PACKED: dict[str, tuple[str, Change, str]] = {
+    "fp16, in whole": (
+        "fp16",
+        tensors("params", "head.weight", lambda v: v.float()),
+        "head.weight is not packed as fp16",
+    ),
+    "int8, another dtype": (
+        "int8",
+        tensors("params", "head.weight", lambda v: v.to(torch.uint8)),
+        "not packed as int8",
+    ),
+    "int8, another shape": (
+        "int8",
+        tensors("params", "head.weight", lambda v: v[0]),
+        r"not packed as int8 of \(5, 16\)",
+    ),
+    "int8, no scale": ("int8", tensors("params", "head.weight:scale", ...), "not packed as int8"),
+    "fp16, no scale": ("fp16", tensors("params", "head.weight:scale", ...), "not packed as fp16"),
+    "int8, a scale of NaN": ("int8", tensors("params", "head.weight:scale", torch.tensor(NAN)), "no longer finite"),
+    "fp16, a scale of inf": ("fp16", tensors("params", "head.weight:scale", torch.tensor(INF)), "no longer finite"),
+    "int8, many scales": ("int8", tensors("params", "head.weight:scale", torch.ones(4, 1)), "not packed as int8"),
+    "int8, a complex scale": ("int8", tensors("params", "head.weight:scale", torch.tensor(1j)), "not packed as int8"),
+    "int8, a scale of nothing": (
+        "int8",
+        tensors("params", "head.weight", ...),
+        "unknown parameter 'head.weight:scale'",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", PACKED)
+def test_a_wrongly_packed_answer_is_dropped_with_its_reason(how: str, tmp_path: Path) -> None:
+    updates, change, why = PACKED[how]
+    setup, without = brief(updates=updates)
+    there = Elsewhere(setup, tmp_path, [Fault(says(change), client=1, round=1)])
+    assert there.end() == without
+    assert list(there.dropped()) == [(1, 1)]
+    assert_matches(there.dropped()[1, 1], why)
+
+
+def personal(**changes: Any) -> Change:
+    def change(data: bytes) -> bytes:
+        groups, note = from_bytes(data)
+        note["letter"]["personal"] |= changes
+        return to_bytes(groups, note)
+
+    return change
+
+
+MARKS: dict[str, tuple[Change, str]] = {
+    "garbage": (lambda data: b"?", "not one of ours"),
+    "too few classes": (personal(per_class=[50.0]), "scores of 5 classes"),
+    "no classes": (personal(per_class=[]), "scores of 5 classes"),
+    "NaN": (personal(overall=NAN), "personal.overall: .*finite"),
+    "not a number": (personal(overall="all"), "not one of ours"),
+    "an answer": (lambda data: note(kind="answer")(data), "not one of ours"),
+    "another client's": (note(client=3), "it answered another letter"),
+}
+
+
+@pytest.mark.parametrize("how", MARKS)
+def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) -> None:
+    """The client has no score in that round, and the round's record says why."""
+    change, why = MARKS[how]
+    setup, _ = brief()
+    there = Elsewhere(setup, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.exam")])
+    store = Store.create(tmp_path / "run", setup.run, {})
+    first, second = there.train(store)
+    assert first.clients[1] is None
+    assert None not in (first.clients[0], second.clients[1])
+    assert_matches(first.dropped["1"], why)
+    assert second.dropped == {}
+    lines = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
+    assert [(v["round"], v["client"], v["pass_"]) for v in lines if v["dropped"]] == [(0, 1, "exam")]
+
+
+def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
+    """Also in the store's logs, where they come back from."""
+    setup = made()
+    there = Elsewhere(setup, tmp_path / "sites", [Fault(silent, client=1, round=1)])
+    store = Store.create(tmp_path / "run", setup.run, {})
+    assert [record.dropped for record in there.train(store)] == [{}, {"1": "late: no answer in time"}, {}]
+    assert [row["dropped"] for row in store.rounds()] == [{}, {"1": "late: no answer in time"}, {}]
+
+
+# --- a quorum -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault", [silent, unheard, leaves(12), says(lambda data: b"")], ids=["silent", "unheard", "gone", "empty"]
+)
+def test_a_round_without_its_quorum_is_made_again_to_the_same_bits(fault: Any, tmp_path: Path) -> None:
+    """In the middle pass of a round in which clients change."""
+    there = Elsewhere(
+        made("labels", quorum=1.0), tmp_path, [Fault(fault, client=2, round=0, pass_="labels.select", times=1)]
+    )
+    assert there.end() == locally("labels")
+    assert list(there.dropped()) == [(0, 2)]
+
+
+def test_a_round_that_never_has_its_quorum_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    setup = made("labels", quorum=1.0, tries=2)
+    faults = [Fault(silent, client=2, round=1), Fault(says(lambda data: b""), client=0, round=1)]
+    there = Elsewhere(setup, tmp_path / "sites", faults)
+    store = Store.create(tmp_path / "run", setup.run, {})
+    told = (
+        r"round 2: 2 of 4 clients answered, 4 are needed \(plan.quorum\); client 0: a message of 0 bytes .*; "
+        r"client 2: late: no answer in time; tried 2 times \(plan.tries\). Resume the run"
+    )
+    with pytest.raises(UserError, match=told):
+        list(there.train(store))
+    assert len([sent for sent in there.post.sent if sent.kind == "train.order" and sent.round == 1]) == 2 * CLIENTS
+    assert there.post.closed == 1
+    there.post.faults.clear()
+    assert [record.round for record in there.train(store, resume=True)] == [2, 3, 4]
+    assert ended(there, store) == locally("labels")
+
+
+def ended(there: Elsewhere, store: Store) -> End:
+    saved = store.resume()
+    assert saved
+    return there.bits(*saved)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "lost", "enough"), [(0.5, 2, True), (0.5, 3, False), (0.75, 1, True), (0.01, 3, True), (0.01, 4, False)]
+)
+def test_a_quorum_is_a_part_of_those_who_were_asked_and_at_least_one(
+    quorum: float, lost: int, enough: bool, tmp_path: Path
+) -> None:
+    faults = [Fault(silent, client=k, round=0) for k in range(lost)]
+    there = Elsewhere(made(quorum=quorum, tries=1), tmp_path, faults)
+    if enough:
+        next(there.rounds())
+        assert len(there.dropped()) == lost
+    else:
+        with pytest.raises(UserError, match=f"{4 - lost} of 4 clients answered"):
+            next(there.rounds())
+
+
+# --- more than are needed -------------------------------------------------------------------------------------------
+
+
+def orders(there: Elsewhere, t: int) -> list[int]:
+    return sorted(sent.client for sent in there.post.sent if sent.kind == "train.order" and sent.round == t)
+
+
+def test_more_are_asked_and_the_first_count(tmp_path: Path) -> None:
+    """Who is not needed in one round is asked in the next, in which its old answer comes first."""
+    slow = [(0, 0), (0, 3), (1, 0), (1, 3), (2, 1), (2, 2)]
+    faults = [Fault(late(2.0), client=k, round=t) for t, k in slow]
+    setup = world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0})
+    there = Elsewhere(setup, tmp_path, faults)
+    assert there.end() == locally("plain", *slow)
+    assert there.dropped() == dict.fromkeys(slow, NOT_NEEDED)
+    assert [orders(there, t) for t in range(3)] == [[0, 1, 2, 3]] * 3
+
+
+def test_of_answers_that_come_at_once_no_more_count_than_are_needed(tmp_path: Path) -> None:
+    there = Elsewhere(world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0}), tmp_path)
+    there.end()
+    for t in range(3):
+        assert len([v for v in there.visits if v.round == t and not v.dropped]) == 2
+    assert set(there.dropped().values()) == {NOT_NEEDED}
+
+
+def test_a_first_round_with_everyone_wants_everyone(tmp_path: Path) -> None:
+    """Although fewer are needed in later ones."""
+    setup = world("local", "head", fraction=0.5, **{"plan.oversample": 0.5})
+    assert setup.job.method.everyone_first
+    there = Elsewhere(setup, tmp_path)
+    there.end()
+    assert [len(orders(there, t)) for t in range(3)] == [4, 3, 3]
+    assert [len([v for v in there.visits if v.round == t and not v.dropped]) for t in range(3)] == [4, 2, 2]
+
+
+# --- lost states ----------------------------------------------------------------------------------------------------
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("harm", "told"), [(deleted, "not here"), (flipped, "damaged")])
+def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None], told: str, tmp_path: Path) -> None:
+    setup = made("own")
+    there = Elsewhere(setup, tmp_path / "sites")
+    store = Store.create(tmp_path / "run", setup.run, {})
+    records = there.train(store)
+    next(records), next(records)
+    path = there.states(1).path(2, there.made.clients[1].mark)
+    shutil.copy(path, tmp_path / "kept")
+    harm(path)
+    with pytest.raises(
+        UserError, match=rf"client 1 has lost its state \(state 2 is {told}.*resume the run.*plan.lost=anew"
+    ):
+        list(records)
+    with pytest.raises(UserError, match="client 1 has lost its state"):
+        list(there.train(store, resume=True))
+    shutil.copy(tmp_path / "kept", path)
+    assert [record.round for record in there.train(store, resume=True)] == [3, 4]
+    assert ended(there, store) == locally("own")
+
+
+@pytest.mark.parametrize("harm", [deleted, flipped])
+def test_a_client_without_its_state_may_begin_anew(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    """With plan.lost=anew: as a client that has never been visited, and it is written down."""
+    setup = made("own", lost="anew")
+    there = Elsewhere(setup, tmp_path)
+    local, server = setup.engine(), setup.job.first_server()
+    for other in there.rounds():
+        server, _ = advance(setup, server, local)
+        assert server_to_bytes(other) == server_to_bytes(server)
+        if server.round == 2:
+            harm(there.states(1).path(2, there.made.clients[1].mark))
+            local.clients[1] = Client()
+    assert there.bits(other)[1] == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
+    assert there.made.clients[1].version == 2
+    assert list(there.dropped()) == [(2, 1)]
+    assert there.dropped()[2, 1].startswith("began anew: state 2 is ")
+    assert len([v for v in there.visits if (v.round, v.client) == (2, 1) and not v.dropped]) == 1
+
+
+def test_a_client_that_lost_its_state_before_a_test_begins_anew_in_that_round(tmp_path: Path) -> None:
+    """And the checkpoint knows it."""
+    setup = made("own", lost="anew")
+    there = Elsewhere(setup, tmp_path / "sites")
+    store = Store.create(tmp_path / "run", setup.run, {})
+
+    def loses(post: MemoryPost, sent: Sent) -> Coming:
+        for _, path in there.states(1).held():
+            path.unlink()
+        return [(1.0, lambda: post.answered(sent))]
+
+    there.post.faults.append(Fault(loses, client=1, round=0, kind="evaluate.exam", times=1))
+    first = next(there.train(store))
+    assert first.dropped["1"].startswith("began anew: state 1 is not here")
+    assert first.clients[1] is not None
+    saved = store.resume()
+    assert saved
+    assert saved[1][1] == Client()
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+
+def rows(store: Store) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in {"seconds", "peak_rss_mb"}} for row in store.rounds()]
+
+
+def lines(store: Store) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
+    return sorted(({k: v for k, v in row.items() if k != "seconds"} for row in found), key=str)
+
+
+@pytest.mark.parametrize(
+    ("case", "killed", "moment"), [("labels", 2, "sent"), ("labels", 2, "answered"), ("own", 3, "answered")]
+)
+def test_a_server_killed_at_any_letter_of_a_round_goes_on_to_the_same_bits(
+    case: str, killed: int, moment: str, tmp_path: Path
+) -> None:
+    """A round with all its passes, from the first charter of its process to the last exam: before a client has read
+    the letter, and after it has answered. Again and again in the same folder, so that what was left is there too."""
+    setup = made(case)
+    whole = Elsewhere(setup, tmp_path / "straight")
+    straight = Store.create(tmp_path / "straight/run", setup.run, {})
+    list(whole.train(straight))
+    letters = CLIENTS + len([sent for sent in whole.post.sent if sent.round == killed])
+
+    there = Elsewhere(setup, tmp_path / "sites")
+    store = Store.create(tmp_path / "run", setup.run, {})
+    for _ in zip(range(killed), there.train(store), strict=False):
+        pass
+    for k in range(1, letters + 1):
+        there.post.watch = dying_after(k, moment)
+        with pytest.raises(Killed):
+            list(there.train(store, resume=True))
+        there.post.under_way.clear()
+    there.post.watch = lambda event: None
+    assert [record.round for record in there.train(store, resume=True)] == list(range(killed + 1, setup.rounds + 1))
+    assert ended(there, store) == ended(whole, straight) == locally(case)
+    assert rows(store) == rows(straight)
+    assert lines(store) == lines(straight)
+
+
+def dying_after(k: int, moment: str) -> Callable[[str], None]:
+    seen: list[str] = []
+
+    def watch(event: str) -> None:
+        seen.append(event)
+        if seen.count(moment) == k:
+            raise Killed
+
+    return watch
+
+
+def test_answers_to_a_killed_server_do_not_count_for_the_next(tmp_path: Path) -> None:
+    """They come first, and the right ones behind them."""
+    setup = made("own")
+    there = Elsewhere(setup, tmp_path / "sites")
+    store = Store.create(tmp_path / "run", setup.run, {})
+    next(there.train(store))
+    there.post.watch = dying_after(2 * CLIENTS, "sent")
+    with pytest.raises(Killed):
+        list(there.train(store, resume=True))
+    there.post.watch = lambda event: None
+    assert len(there.post.under_way) == CLIENTS
+    there.post.under_way = [(there.clock.now + 1.8, what) for _, what in there.post.under_way]
+    list(there.train(store, resume=True))
+    assert not there.post.under_way
+    assert ended(there, store) == locally("own")
+    assert all(row["dropped"] == {} for row in rows(store))
+
+
+def test_a_client_started_anew_before_every_letter_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    there = Elsewhere(made("labels"), tmp_path)
+
+    def anew(post: MemoryPost, sent: Sent) -> Coming:
+        post.restart(sent.client)
+        return [(1.0, lambda: post.answered(sent))]
+
+    there.post.faults.append(Fault(anew, kind=None))
+    assert there.end() == locally("labels")
+
+
+def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every visit dies three times: before the state is written, with half of it on disk, and after it is written."""
+    there, deaths = Elsewhere(made("labels"), tmp_path), dict[Path, int]()
+    write = site_module.write
+
+    def dying(path: Path, data: bytes) -> None:
+        if path.name == CHARTER:
+            return write(path, data)
+        deaths[path] = deaths.get(path, 0) + 1
+        if deaths[path] == 2:
+            path.with_name(path.name + ".part").write_bytes(data[: len(data) // 2])
+        if deaths[path] >= 3:
+            write(path, data)
+        if deaths[path] <= 3:
+            raise Killed
+        return None
+
+    monkeypatch.setattr(site_module, "write", dying)
+    assert there.end() == locally("labels")
+    assert set(deaths.values()) == {4}
+    assert there.dropped() == {}
+
+
+# --- the charter ----------------------------------------------------------------------------------------------------
+
+
+def test_another_version_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
+    there = Elsewhere(made(), tmp_path)
+    engine = there.engine()
+    engine.charter = engine.charter.model_copy(update={"version": "0.0.7"})
+    told = r"not all clients can take part in this run \(client 0: this client has .* the server 0.0.7; .*client 3: "
+    with pytest.raises(UserError, match=told):
+        engine.open()
+
+
+def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
+    """Whatever the quorum: it would not be fit later either."""
+    there = Elsewhere(made(), tmp_path)
+
+    def furnish(charter: object) -> site_module.Room:
+        raise UserError("there are no pictures of 'maple tree' here")
+
+    there.post.sites[2] = Site(tmp_path / "client-2", furnish)
+    with pytest.raises(
+        UserError, match=r"not all clients can take part in this run \(client 2: there are no pictures of"
+    ):
+        there.engine().open()
+
+
+def test_too_few_clients_at_the_start_are_an_error_at_the_deadline(tmp_path: Path) -> None:
+    there = Elsewhere(made(quorum=0.75), tmp_path)
+    there.post.away = {1: 1e9, 3: 1e9}
+    told = r"only 2 of 4 clients are ready \(client 1: gone: .*; client 3: gone: .*\); start the others"
+    with pytest.raises(UserError, match=told):
+        there.engine().open()
+    assert there.clock.now == pytest.approx(DEADLINE)
+
+
+def test_who_comes_after_the_start_is_told_of_the_run_then(tmp_path: Path) -> None:
+    """With a quorum of the others the run has begun; in the round in which it comes, it takes part."""
+    there = Elsewhere(made(), tmp_path)
+    there.post.away = {1: DEADLINE + 4}
+    assert there.end() == locally("plain")
+    assert [sent.kind for sent in there.post.sent if sent.client == 1][:2] == ["query.charter", "train.order"]
+
+
+def test_a_quorum_is_not_spoilt_by_rounding(tmp_path: Path) -> None:
+    """0.07 · 100 is a little more than 7 in binary."""
+    assert 0.07 * 100 > 7
+    assert Elsewhere(made(quorum=0.07), tmp_path).engine().quorum(100) == 7
+
+
+@pytest.mark.parametrize("harm", [deleted, flipped, lambda path: path.write_bytes(b"{}")])
+def test_a_site_that_lost_its_charter_is_told_again(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    """It says so, if its charter is gone or nobody can read it."""
+    there = Elsewhere(made("own"), tmp_path)
+    rounds = there.rounds()
+    next(rounds)
+    path = tmp_path / "client-1" / RUN / CHARTER
+    kept = path.read_bytes()
+    harm(path)
+    there.post.restart(1)
+    *_, server = rounds
+    assert there.bits(server) == locally("own")
+    assert there.dropped() == {}
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("kinds", [["train.order"], ["train.order", "query.charter"]])
+def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_path: Path) -> None:
+    stranger = says(lambda data: seal(Refusal(why="stranger", text="who?")))
+    there = Elsewhere(made(), tmp_path)
+    rounds = there.rounds()
+    next(rounds)
+    there.post.faults += [Fault(stranger, client=1, kind=kind) for kind in kinds]
+    before = there.clock.now
+    next(rounds)
+    assert there.clock.now - before < DEADLINE
+    assert there.dropped() == {(1, 1): "it asks for the same again and again"}
+    assert len([sent for sent in there.post.sent if sent.client == 1]) < 15
+
+
+def test_a_site_that_is_always_a_stranger_to_the_charter_is_not_ready(tmp_path: Path) -> None:
+    stranger = says(lambda data: seal(Refusal(why="stranger", text="who?")))
+    there = Elsewhere(made(quorum=1.0), tmp_path, [Fault(stranger, client=1, kind=None)])
+    with pytest.raises(UserError, match=r"only 3 of 4 clients are ready \(client 1: it asks for the same again"):
+        there.engine().open()
+
+
+# --- a full disk ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Elsewhere(made("own"), tmp_path)
+    rounds = there.rounds()
+    next(rounds)
+    folder = tmp_path / "client-1" / RUN
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(path: Path, data: bytes) -> None:
+        if path.parent != folder:
+            return write(path, data)
+        path.with_name(path.name + ".part").write_bytes(data[:100])
+        raise OSError(28, "No space left on device")
+
+    write = site_module.write
+    monkeypatch.setattr(site_module, "write", full)
+    next(rounds)
+    assert there.dropped() == {(1, 1): "[Errno 28] No space left on device"}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.setattr(site_module, "write", write)
+    *_, server = rounds
+    assert there.bits(server) == locally("own", (1, 1))
+
+
+# --- nothing leaves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["own", "fedcopl"])
+def test_nothing_that_stays_with_a_client_is_in_any_bytes_that_leave_it(case: str, tmp_path: Path) -> None:
+    """All its states' own parameters and memories, in every version, searched for in all that ever came."""
+    setup = made(case)
+    there = Elsewhere(setup, tmp_path)
+    secrets = set[bytes]()
+    for _ in there.rounds():
+        for k in range(CLIENTS):
+            client = there.states(k).read(there.made.clients[k].version, there.made.clients[k].mark)
+            kept = [*client.local.values(), *client.memory.values()]
+            secrets |= {raw for raw in (value.numpy().tobytes() for value in kept) if len(set(raw)) > 8}
+    there.made.examine(setup, setup.job.first_server())
+    assert len(secrets) >= CLIENTS
+    came = [arrival.data for arrival in there.post.came]
+    assert not [secret for secret in secrets for data in came if secret in data]
+    shared = next(iter(setup.job.first_server().params.values())).numpy().tobytes()
+    assert any(shared in sent.data for sent in there.post.sent)  # the search can find what is there
+
+
+def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
+    """So none of this takes long."""
+    there = Elsewhere(made(deadline=3600.0), tmp_path, [Fault(silent, client=1, round=1)])
+    there.end()
+    assert isinstance(there.clock, Clock)
+    assert there.clock.now > 3600
