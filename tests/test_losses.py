@@ -171,6 +171,7 @@ def test_with_losses_one_after_the_other(name: str, tmp_path: Path, monkeypatch:
     assert missing(check_stop_and_resume(RELAYED[name], tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_one_client_answers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "local", OneLeft)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         made.stop()
 
 
-def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path) -> None:
+def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path, **more: object) -> None:
     """Server, every site's state and every number of the last round."""
     data = {"data": f"csv:{there.data / 'sites.csv'}", "data.partition": "site", "clients": SITES}
-    settings = {**SMALL, **data, "fraction": 1.0}
+    settings = {**SMALL, **data, "fraction": 1.0, **more}
     fedtailor.run(method, settings, out=tmp_path / name)
     here, away = Store(tmp_path / name).resume(), Store(there.runs / name).resume()
     assert here is not None
@@ -58,3 +59,36 @@ def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path) -> No
 def test_the_same_bits_as_in_one_process(method: str, there: Deployed, tmp_path: Path) -> None:
     there.run(method, method)
     same_as_local(there, method, method, tmp_path)
+
+
+def test_updates_in_fewer_bits(there: Deployed, tmp_path: Path) -> None:
+    there.run("int8", "promptfl", **{"plan.updates": "int8"})
+    same_as_local(there, "int8", "promptfl", tmp_path, **{"plan.updates": "int8"})
+
+
+def test_a_server_with_class_names_alone(there: Deployed, tmp_path: Path) -> None:
+    """Its numbers are the sites'."""
+    names = tmp_path / "names"
+    names.mkdir()
+    shutil.copy(there.data / "server" / "classes.txt", names)
+    summary = there.run("nameless", "promptfl", data=f"folder:{names}")
+    there.run("named", "promptfl")
+    assert bits(there, "nameless") == bits(there, "named")
+    assert 0 < summary["zero_shot"]["overall"] <= summary["global"]["overall"]
+
+
+def test_sites_without_labels(tmp_path: Path) -> None:
+    """Heaps of pictures: the same as a table whose training rows have no labels."""
+    there = Deployed(tmp_path, write_data(tmp_path / "data", unlabelled=True))
+    try:
+        there.start()
+        there.run("heaps", "fedcopl")
+        same_as_local(there, "heaps", "fedcopl", tmp_path)
+    finally:
+        there.stop()
+
+
+def bits(there: Deployed, name: str) -> bytes:
+    saved = Store(there.runs / name).resume()
+    assert saved is not None
+    return server_to_bytes(saved[0])

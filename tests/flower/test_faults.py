@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from deployed import SITES, Deployed, until, write_data
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedtailor.flower.init import add_client
 from fedtailor.store import Store, server_to_bytes
@@ -210,7 +211,7 @@ def test_nothing_goes_in_plain_text_and_only_letters_from_outside(there: Deploye
     trusted = ssl.create_default_context(cafile=str(there.home / "server" / "ca.pem"))
 
     def ask(url: str, path: str) -> int:
-        request = urllib.request.Request(f"{url}{path}", b"", {"content-type": "application/x-protobuf"})
+        request = urllib.request.Request(f"{url}{path}", b"", {"content-type": PROTOBUF_MEDIA_TYPE})
         try:
             with urllib.request.urlopen(request, context=trusted if url.startswith("https") else None) as answer:
                 status: int = answer.status
