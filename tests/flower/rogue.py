@@ -32,7 +32,9 @@ def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
     if fault == "truncated":
         return answer[: len(answer) // 2]
     if fault == "huge":
-        return answer + bytes(10**9)
+        return answer + os.urandom(10**9)
+    if fault == "bomb":
+        return answer + bytes(10**9)  # all its pieces are one and the same
     if fault == "replay":
         return before[-1]
     if fault == "slow":

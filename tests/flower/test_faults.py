@@ -154,12 +154,14 @@ def test_a_client_is_too_slow(there: Deployed) -> None:
     there.kill("client-0")
 
 
-def test_a_gigabyte_is_not_taken(there: Deployed) -> None:
-    rogue(there, 0, "huge")
-    there.run("huge", "promptfl", **{"plan.quorum": 0.5, "plan.deadline": 60})
-    assert "0" in there.rows("huge")[1]["dropped"]
+@pytest.mark.parametrize(("fault", "told"), [("huge", "late"), ("bomb", "1000 MB, more than the 256")])
+def test_a_gigabyte_is_not_taken(there: Deployed, fault: str, told: str) -> None:
+    """Neither if it comes in many pieces, which are not let in, nor if it is one piece that is named many times."""
+    rogue(there, 0, fault)
+    there.run(fault, "promptfl", **{"plan.quorum": 0.5, "plan.deadline": 60})
+    assert told in there.rows(fault)[1]["dropped"]["0"]
     database = there.home / "server" / "flwr" / "state.db"
-    assert database.stat().st_size < 300e6
+    assert database.stat().st_size < 100e6
     there.kill("client-0")
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from inline import inline_engine
 
 from fedtailor.core import OWN
+from fedtailor.errors import UserError
+from fedtailor.flower.app import PIECE, unwrapped, wrapped
 from fedtailor.methods import METHODS
 from fedtailor.site import States
 from fedtailor.store import server_to_bytes
@@ -45,3 +50,16 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
     ]
     assert flower.examine(there, other) == local.examine(here, server)
     assert flower.pseudo(there) == local.pseudo(here)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
+def test_letters_in_pieces(size: int) -> None:
+    """As Flower takes a message apart and puts it together; equal pieces are one object to it."""
+    for data in (bytes(size), os.urandom(size)):
+        content = wrapped(data)
+        contents = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
+        assert max(map(len, contents.values())) < PIECE + 1000
+        back = inflate_object_from_contents(content.object_id, contents)
+        assert unwrapped(back) == data
+        with pytest.raises(UserError, match=r"plan\.limit"):
+            unwrapped(back, size - 1)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from ..engines.remote import Arrival
+from ..errors import UserError
 
 KINDS = ("query.who", "query.charter", "train.order", "evaluate.exam")
 LETTER = "letter"
+PIECE = 4 << 20  # bytes of a letter that are sent at once
 GONE = {
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -24,13 +27,24 @@ GONE = {
 
 
 def wrapped(data: bytes) -> RecordDict:
-    """As an array, since Flower sends those in pieces and everything else in one."""
-    return RecordDict({LETTER: ArrayRecord({LETTER: Array("uint8", (len(data),), "fedtailor", data)})})
+    """In pieces, each a record of its own: Flower sends a record in one request, however long it is."""
+    pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)] or [b""]
+    return RecordDict({str(n): ConfigRecord({LETTER: piece}) for n, piece in enumerate(pieces)})
 
 
-def unwrapped(content: RecordDict) -> bytes:
-    data: bytes = content.array_records[LETTER][LETTER].data
-    return data
+def unwrapped(content: RecordDict, most: float = math.inf) -> bytes:
+    """The letter; an error if it has more bytes than this, before they are put together.
+
+    Flower's own arrays would be put together before anyone could look: a short message that names one piece ten
+    thousand times would fill the memory.
+    """
+    records = content.config_records
+    pieces = [records[str(n)][LETTER] for n in range(len(records))]
+    if not all(isinstance(piece, bytes) for piece in pieces):
+        raise TypeError("a letter is made of bytes")
+    if (size := sum(map(len, pieces))) > most:  # type: ignore[arg-type]
+        raise UserError(f"a letter of {size / 1e6:.0f} MB, more than the {most / 1e6:.0f} that are taken (plan.limit)")
+    return b"".join(pieces)  # type: ignore[arg-type]
 
 
 def client_app(answer: Callable[[str, bytes, Context], bytes]) -> ClientApp:
@@ -60,9 +74,13 @@ class GridPost:
     """Nodes have numbers of Flower's making; which client a node is, it says itself or its key does."""
 
     def __init__(
-        self, grid: Grid, number: Callable[[NodeInfo], int | None] | None = None, ttl: float = 86400.0
+        self,
+        grid: Grid,
+        number: Callable[[NodeInfo], int | None] | None = None,
+        limit: float = math.inf,  # bytes of an answer
+        ttl: float = 86400.0,  # seconds
     ) -> None:
-        self.grid, self.number, self.ttl = grid, number, ttl
+        self.grid, self.number, self.limit, self.ttl = grid, number, limit, ttl
         self.nodes: dict[int, NodeInfo] = {}  # that are there
         self.client_of: dict[int, int] = {}  # node → client
         self.asked: set[int] = set()  # nodes that were asked who they are
@@ -124,7 +142,9 @@ class GridPost:
             gone = message.error.code in GONE
             return Arrival(client, trouble=f"Flower: {message.error.reason}", gone=gone)
         try:
-            return Arrival(client, unwrapped(message.content))
+            return Arrival(client, unwrapped(message.content, self.limit))
+        except UserError as error:
+            return Arrival(client, trouble=str(error))
         except (KeyError, AttributeError, TypeError) as error:
             return Arrival(client, trouble=f"a message without a letter ({error!r})")
 

@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 import uvicorn
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -20,8 +19,10 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superl
 from flwr.superlink.main import create_app
 from google.protobuf.message import DecodeError
 
+from .app import PIECE
+
 FLEET, PUSH = "/v1/fleet/", "/v1/fleet/push-messages"
-PIECE = 8 << 20  # bytes of a request: Flower cuts messages into pieces of 5 MiB
+REQUEST = PIECE + (1 << 20)  # bytes: a piece of a letter and what is around it
 
 
 class Gate:
@@ -29,14 +30,14 @@ class Gate:
 
     def __init__(self, app: Any, control_port: int, limit: int) -> None:
         self.app, self.control_port = app, control_port
-        self.pieces = 8 + limit // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # some hold the letter, some only name others
+        self.pieces = 8 + limit // PIECE  # some hold the letter, some only name others
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or scope["server"][1] == self.control_port:
             await self.app(scope, receive, send)
         elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
             await refuse(send, 404)
-        elif int(dict(scope["headers"]).get(b"content-length", PIECE + 1)) > PIECE:
+        elif int(dict(scope["headers"]).get(b"content-length", REQUEST + 1)) > REQUEST:
             await refuse(send, 413)  # also where the length is not said
         elif scope["path"] != PUSH:
             await self.app(scope, receive, send)

@@ -132,7 +132,7 @@ class Conductor:
         with threads(run.threads):
             began, setup = time.perf_counter(), server_setup(run)
             with self.started(name) as grid:
-                post = GridPost(grid, lambda node: numbers.get(node.public_key))
+                post = GridPost(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
                 self.carry_out(name, replace(setup, connect=self.connect(name, post)), began)
 
     @contextmanager
