@@ -107,6 +107,9 @@ class Site:
         folder = self.folder / charter.run
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / CHARTER, seal(charter))
+        log.info(
+            "run %s: ready, %d images to train on, %d to test", charter.run[:8], len(room.data), len(room.tests.labels)
+        )
         return seal(Present(samples=len(room.data), tests=len(room.tests.labels)))
 
     def furnished(self, charter: Charter) -> Room:
@@ -145,13 +148,15 @@ class Site:
         reply, after = visit(room.job, room.who, task, before, room.data)
         states.write(replace(after, mark=order.serial))
         states.forget(below=order.kept)
+        took = round(time.perf_counter() - began, 4)
+        log.info("run %s, round %d: %s, %.1f s", order.run[:8], order.round + 1, order.pass_, took)
         answer = Answer(
             run=order.run,
             client=room.who,
             serial=order.serial,
             version=after.version,
             samples=len(room.data),
-            seconds=round(time.perf_counter() - began, 4),
+            seconds=took,
             weight=reply.weight,
         )
         return seal(answer, params=reply.params, stats=reply.stats)

@@ -15,6 +15,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 
+from ..data import FORMS
 from ..errors import UserError
 from ..site import Site
 from .app import client_app
@@ -64,6 +65,9 @@ def app_of(home: Home, data: str, backbone: str = "", device: str = "") -> Clien
 
 def run_client(home: Home, data: str, backbone: str = "", device: str = "") -> None:
     """Serve until a signal ends it. What it keeps is on disk by then, whatever ends it."""
+    form, _, path = data.partition(":")
+    if form in FORMS and not Path(path).exists():
+        raise UserError(f"there are no images at {path}; give this site's folder with --data")
     with alone(home.folder, "client"):
         serve_site(home, app_of(home, data, backbone, device))
 

@@ -1,0 +1,141 @@
+"""A federation's folder: who may come in, which runs are asked for, and what is refused before it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedtailor.cli import run_of
+from fedtailor.errors import UserError
+from fedtailor.flower import orders
+from fedtailor.flower.app import GridPost
+from fedtailor.flower.client import Home, run_client
+from fedtailor.flower.house import House, alone, taken
+from fedtailor.flower.init import add_client, init
+from fedtailor.flower.watch import look, state_of
+from fedtailor.store import write
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    init(tmp_path / "fed", 3, ["127.0.0.1"], 19192, 19193)
+    return House(tmp_path / "fed")
+
+
+def order(house: House, *words: str, name: str | None = None) -> str:
+    return orders.order(house, list(words), name, run_of)
+
+
+def test_a_run_is_asked_for_by_a_file(house: House) -> None:
+    assert order(house, "promptfl", "rounds=2") == "promptfl-1"
+    assert order(house, "promptfl", "rounds=2", "fraction=0.5") == "promptfl-2"
+    assert house.waiting() == ["promptfl-1", "promptfl-2"]
+    run, members = house.asked("promptfl-1")
+    assert (run.clients, run.fraction, run.engine, run.rounds) == (3, 1.0, "flower", 2)
+    assert members == ["client-0", "client-1", "client-2"]
+    assert house.asked("promptfl-2")[0].fraction == 0.5
+    house.done("promptfl-1")
+    assert house.waiting() == ["promptfl-2"]
+    assert [(run["name"], run["state"]) for run in look(house)["runs"]] == [("promptfl-2", "waiting")]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["promptfl", "clients=5"], "every site is a client"),
+        (["promptfl", "engine=local"], "every site is a client"),
+        (["zeroshot"], "trains nothing"),
+        (["central"], "gathers everyone's pictures"),
+        (["promptfl", "record=drift"], "record looks into clients"),
+        (["promptfl", "plan.quorum=2"], "plan.quorum"),
+    ],
+)
+def test_what_cannot_run_is_not_asked_for(house: House, words: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        order(house, *words)
+    assert house.waiting() == []
+
+
+def test_names(house: House) -> None:
+    order(house, "promptfl", name="mine")
+    for name, told in (("mine", "already"), ("../out", "letters, digits"), ("", "letters, digits")):
+        with pytest.raises(UserError, match=told):
+            order(house, "promptfl", name=name)
+
+
+def test_going_on(house: House) -> None:
+    """Only how lost clients are dealt with may change."""
+    order(house, "promptfl", name="mine")
+    with pytest.raises(UserError, match="in the queue already"):
+        orders.resume(house, "mine", [])
+    run = house.asked("mine")[0]
+    house.done("mine", "client 1 has lost its state")
+    assert state_of(house, "mine") == "failed"
+    with pytest.raises(UserError, match="no run 'mine' to go on with"):
+        orders.resume(house, "mine", [])
+    write(house.runs / "mine" / "run.toml", run.to_toml().encode())
+    for key in ("lr=0.1", "plan.updates=int8"):
+        with pytest.raises(UserError, match="cannot change in the middle"):
+            orders.resume(house, "mine", [key])
+    orders.resume(house, "mine", ["plan.lost=anew"])
+    assert house.asked("mine")[0].plan.lost == "anew"
+    assert state_of(house, "mine") == "waiting"
+    house.done("mine")
+    add_client(house.root)
+    with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
+        orders.resume(house, "mine", [])
+
+
+def test_one_server_a_folder(house: House) -> None:
+    assert not taken(house.folder)
+    with alone(house.folder, "server"):
+        assert taken(house.folder)
+        with pytest.raises(UserError, match="another server"), alone(house.folder, "server"):
+            pass
+
+
+def test_a_sites_folder(house: House, tmp_path: Path) -> None:
+    assert Home.open(house.root, 1) == Home.open(house.root / "clients" / "client-1")
+    assert Home.open(house.root, 2).server == "127.0.0.1:19192"
+    with pytest.raises(UserError, match=r"site\.toml is not there"):
+        Home.open(tmp_path)
+    with pytest.raises(UserError, match="is the folder of client 1, not 2"):
+        Home.open(house.root / "clients" / "client-1", 2)
+    with pytest.raises(UserError, match="there are no images"):
+        run_client(Home.open(house.root, 0), f"folder:{tmp_path / 'nowhere'}")
+
+
+class Nodes:
+    """A grid that never answers."""
+
+    def __init__(self) -> None:
+        self.nodes, self.count = [NodeInfo(node_id=5, public_key=b"k", last_activated_at="1")], 0
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return self.nodes
+
+    def push_messages(self, messages: list[Any]) -> list[str]:
+        self.count += 1
+        return [f"m{self.count}"]
+
+    def pull_messages(self, names: list[str]) -> list[Any]:
+        return []
+
+
+def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.flower.app.Message", lambda *given, **more: SimpleNamespace())
+    grid: Any = Nodes()
+    post = GridPost(grid, lambda node: {b"k": 3}.get(node.public_key))
+    assert post.here() == {3}
+    post.send("train.order", 0, {3: b"letter"})
+    assert list(post.fetch()) == []
+    grid.nodes = [NodeInfo(node_id=5, public_key=b"k", last_activated_at="2")]
+    (arrival,) = post.fetch()
+    assert (arrival.client, arrival.gone) == (3, True)
+    assert list(post.fetch()) == []
+    grid.nodes = [NodeInfo(node_id=6, public_key=b"stranger", last_activated_at="2")]
+    assert post.here() == set()
