@@ -176,13 +176,15 @@ def test_another_version_is_refused_at_the_start(there: Deployed) -> None:
 
 
 def test_a_client_without_its_state_stops_the_run_until_it_is_back(there: Deployed) -> None:
-    there.ask("lost", "promptfl")
+    long = {"rounds": 20, "every": 20}
+    there.run("long", "promptfl", **long)
+    there.ask("lost", "promptfl", **long)
     wait_for_round(there, "lost", 1)
     there.fedtailor("flower", "stop", there.home, "lost")
     run = (there.runs / "lost" / "id").read_text()
     state = there.home / "clients" / "client-1" / "state" / run
     shutil.move(state, there.folder / "kept")
-    until(lambda: there.status()["runs"] and not any(r["state"] == "running" for r in there.status()["runs"]))
+    until(lambda: "lost: stopped" in (there.folder / "server.log").read_text(), told=there.logs)
     there.fedtailor("flower", "run", there.home, "--resume", "lost", "--detach")
     failure = there.runs / "lost" / "failure.txt"
     until(failure.is_file, told=there.logs)
@@ -191,7 +193,7 @@ def test_a_client_without_its_state_stops_the_run_until_it_is_back(there: Deploy
     shutil.move(there.folder / "kept", state)
     there.fedtailor("flower", "run", there.home, "--resume", "lost", "--detach")
     there.finished("lost")
-    assert bits(there, "lost") == bits(there, "straight")
+    assert bits(there, "lost") == bits(there, "long")
 
 
 def test_a_key_that_is_not_registered_is_refused(there: Deployed) -> None:

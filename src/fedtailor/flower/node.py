@@ -19,7 +19,8 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
-PAUSE = 0.5  # seconds between two looks for a message
+PAUSES = 0.5, 3.0  # seconds between two looks for a message: while there is work, and when there has been none for long
+LONG = 60.0  # seconds
 
 
 def answers_wait(state: Any) -> bool:
@@ -31,16 +32,21 @@ def answers_wait(state: Any) -> bool:
 def main() -> None:
     start_parent_process_monitor(int(sys.argv[1]))
     sys.argv = ["flower-supernode", *sys.argv[2:]]
-    pull = internal._pull_and_store_message
+    pull, busy = internal._pull_and_store_message, time.monotonic()
 
     def pull_or_push(*, state: Any, **more: Any) -> int | None:
         """What it gives decides whether answers are looked for; they are not waited for then, since there are some."""
+        nonlocal busy
         got = pull(state=state, **more)
-        return 0 if got is None and answers_wait(state) else got
+        got = 0 if got is None and answers_wait(state) else got
+        busy = busy if got is None else time.monotonic()
+        return got
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, PAUSES[time.monotonic() - busy > LONG]))
 
     patched: Any = internal
-    patched._pull_and_store_message = pull_or_push
-    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
+    patched._pull_and_store_message, patched.time = pull_or_push, SimpleNamespace(sleep=sleep)
     flower_supernode()
 
 

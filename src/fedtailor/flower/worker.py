@@ -47,7 +47,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import push_message
 
 log = logging.getLogger("fedtailor.flower")
-PAUSE = 0.1  # seconds between two looks for a task: they go no further than this machine
+PAUSES = 0.1, 1.0  # seconds between two looks for a task: while there is work, and when there has been none for long
+LONG = 20.0  # seconds
 PATIENCE = 30.0  # seconds in which the other side may come back
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -113,6 +114,7 @@ class Superseded(Exception):  # noqa: N818  # as it reads
 def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
     """Carry out one task after the other until it is over. What fails is logged, and the next is taken."""
     taken: Taken | None = None
+    busy = time.monotonic()  # when there was work last
     while not over.is_set():
         try:
             taken = taken or runtime.acquire()
@@ -121,7 +123,7 @@ def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
             over.wait(0.5)
             continue
         if taken is None:
-            over.wait(PAUSE)
+            over.wait(PAUSES[time.monotonic() - busy > LONG])
             continue
         this, taken = taken, None
         try:
@@ -132,6 +134,7 @@ def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
             taken = superseded.by
         except Exception as error:
             log.warning("a task was not carried out", exc_info=error)
+        busy = time.monotonic()
 
 
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
@@ -164,4 +167,4 @@ def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Co
 def await_more(runtime: Runtime) -> None:
     if newer := runtime.acquire():
         raise Superseded(newer)
-    time.sleep(PAUSE)
+    time.sleep(PAUSES[0])
