@@ -178,6 +178,7 @@ def test_one_client_answers(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     check_learned(*run(CASES[name], tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if not METHODS[CASES[name][0]].method.pooled])
 def test_a_client_that_misses_the_first_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes part later, with parameters of its own where clients have some."""
