@@ -104,9 +104,9 @@ class Deployed:
     def server(self) -> None:
         self.spawn("server", "flower", "server", self.home, "--listen", self.listen)
 
-    def client(self, k: int, *more: object, data: Path | None = None) -> None:
-        where = data or self.data / f"site-{k}"
-        self.spawn(f"client-{k}", "flower", "client", "--home", self.home, "--client", k, "--data", where, *more)
+    def client(self, k: int) -> None:
+        where = self.data / f"site-{k}"
+        self.spawn(f"client-{k}", "flower", "client", "--home", self.home, "--client", k, "--data", where)
 
     def start(self) -> None:
         self.server()

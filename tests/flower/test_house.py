@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.proto.node_pb2 import NodeInfo
+from inline import inline_engine
 
 from fedtailor.cli import run_of
 from fedtailor.errors import UserError
@@ -17,7 +19,9 @@ from fedtailor.flower.client import Home, run_client
 from fedtailor.flower.house import House, alone, taken
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.watch import look, state_of
-from fedtailor.store import write
+from fedtailor.store import server_to_bytes, write
+from fedtailor.train import advance
+from world import world
 
 
 @pytest.fixture
@@ -139,3 +143,19 @@ def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.Monkey
     assert list(post.fetch()) == []
     grid.nodes = [NodeInfo(node_id=6, public_key=b"stranger", last_activated_at="2")]
     assert post.here() == set()
+
+
+def test_a_clock_that_jumps_ends_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines go by a clock that nobody sets: two days ahead and back in the middle of rounds change nothing."""
+    setup, other = world("fedavg", "head", rounds=2), world("fedavg", "head", rounds=2)
+    jumping, local = inline_engine(setup, tmp_path), other.engine()
+    days = iter([0, 2, -2] * 10000)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86400 * next(days))
+    jumping.open()
+    server = here = setup.job.first_server()
+    for _ in range(2):
+        server, _ = advance(setup, server, jumping)
+        here, _ = advance(other, here, local)
+    assert server_to_bytes(server) == server_to_bytes(here)
+    assert not [visit.dropped for visit in jumping.visits if visit.dropped]
