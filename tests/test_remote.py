@@ -875,3 +875,15 @@ def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
     there.end()
     assert isinstance(there.clock, Clock)
     assert there.clock.now > 3600
+
+
+def test_statistics_of_another_shape_are_outvoted(tmp_path: Path) -> None:
+    """CAPT's label counts, one class too many: that client is out of the round, and its state as before it."""
+    setup = world(
+        "capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"method.against": "text", "plan.quorum": 0.5}
+    )
+    longer = tensors("stats", "counts", lambda v: torch.cat([v, v[:1]]))
+    there = Elsewhere(setup, tmp_path, [Fault(says(longer), client=1, round=1, pass_="train")])
+    assert there.end() == here(setup, (1, 1))
+    assert list(there.dropped()) == [(1, 1)]
+    assert "another shape than the others' have" in there.dropped()[1, 1]

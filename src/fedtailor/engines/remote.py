@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -155,6 +156,8 @@ class RemoteEngine:
     def ask(self, tasks: Mapping[int, Task], address: str, round_: int) -> dict[int, Reply]:
         """The replies of those who are still in the round; too few are an error."""
         replies: dict[int, Reply] = {}
+        counted: dict[int, Visited] = {}
+        before = dict(self.clients)
 
         def write(k: int) -> tuple[Order, Groups]:
             task, client = tasks[k], self.clients[k]
@@ -178,12 +181,17 @@ class RemoteEngine:
                 raise UserError(f"its answer is of state {letter.version}, not of {self.clients[k].version + 1}")
             replies[k], self.clients[k] = reply, Client(version=letter.version, mark=letter.serial)
             up, down = reply_bytes(packed), tasks[k].bytes
-            self.visits.append(Visited(round_, k, address, letter.samples, letter.weight, down, up, letter.seconds))
+            counted[k] = Visited(round_, k, address, letter.samples, letter.weight, down, up, letter.seconds)
 
         began = self.clock()
         enough = min(self.wanted, len(tasks)) if self.invited.issuperset(tasks) else len(tasks)
         mail = self.exchange(Mailing("train.order", round_, tasks.keys() - self.out, enough, write, take))
         took = round(self.clock() - began, 4)
+        for k in misshapen(replies):
+            mail.trouble[k] = "its answer has statistics of another shape than the others' have"
+            self.clients[k] = before[k]
+            del replies[k], counted[k]
+        self.visits += counted.values()
         for k, why in sorted(mail.trouble.items()):
             self.visits.append(Visited(round_, k, address, 0, 0.0, tasks[k].bytes, 0, took, why))
         self.out |= mail.trouble.keys()
@@ -351,6 +359,18 @@ class RemoteEngine:
         mail.sent.pop(k, None)
         why = f"began anew: {text}"
         self.visits.append(Visited(mail.round, k, mail.kind, 0, 0.0, 0, 0, 0.0, why))
+
+
+def misshapen(replies: Mapping[int, Reply]) -> list[int]:
+    """Whose statistics are not what most others call by the same name: a method's server would break on them.
+
+    What a parameter's shape is, the server knows; of statistics only a method does.
+    """
+    forms = Counter((n, v.dtype, v.shape) for reply in replies.values() for n, v in reply.stats.items())
+    usual: dict[str, object] = {}
+    for (name, *form), _ in forms.most_common():
+        usual.setdefault(name, form)
+    return [k for k, reply in replies.items() if any([v.dtype, v.shape] != usual[n] for n, v in reply.stats.items())]
 
 
 class StateLost(UserError):  # noqa: N818  # as it reads
