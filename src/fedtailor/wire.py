@@ -72,5 +72,5 @@ def client_to_bytes(client: Client) -> bytes:
 
 
 def client_from_bytes(data: bytes) -> Client:
-    groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version", "mark"))
-    return Client(groups["local"], groups["memory"], groups["tuned"], note["version"], note["mark"])
+    groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version",))
+    return Client(groups["local"], groups["memory"], groups["tuned"], note["version"], note.get("mark", ""))
