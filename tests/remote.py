@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from fedtailor import __version__
 from fedtailor.core import OWN, Reply, Server
+from fedtailor.elsewhere import remote, room
 from fedtailor.engines.base import Visited
 from fedtailor.engines.local import LocalEngine
 from fedtailor.engines.remote import Arrival, RemoteEngine
-from fedtailor.letters import Charter, Letter, Order, unseal
+from fedtailor.letters import Letter, Order, unseal
 from fedtailor.setup import Setup
-from fedtailor.site import Room, Site, States
+from fedtailor.site import Site, States
 from fedtailor.store import Store, server_to_bytes
 from fedtailor.train import Record, advance, persist, train
 from fedtailor.visit import Client, Task
@@ -183,28 +183,6 @@ def says(change: Callable[[bytes], bytes]) -> Callable[[MemoryPost, Sent], Comin
 # --- a federation -----------------------------------------------------------------------------------------------------
 
 
-def charter(setup: Setup, run: str = RUN) -> Charter:
-    data = setup.federation.dataset
-    return Charter(
-        run=run,
-        client=0,
-        version=__version__,
-        settings=setup.run.to_toml(),
-        weights=setup.weights,
-        classes=data.classes,
-        template=data.template,
-        normal=data.normal,
-        groups={name: tuple(members.tolist()) for name, members in setup.groups.items()},
-    )
-
-
-def room(setup: Setup, k: int) -> Room:
-    truths = setup.federation.dataset.train.labels
-    assert truths is not None
-    mine = truths[setup.federation.shares[k].train]
-    return Room(k, setup.job, setup.shelves[k], setup.tests.of_client(k), mine, threads=1)
-
-
 @dataclass
 class Elsewhere:
     """A setup whose clients are at sites under a folder."""
@@ -227,10 +205,7 @@ class Elsewhere:
         return States(self.folder / f"client-{k}" / RUN)
 
     def engine(self, clients: Mapping[int, Client] | None = None) -> RemoteEngine:
-        setup, clock = self.setup, self.clock
-        self.made = RemoteEngine(
-            setup.job, setup.run.plan, self.post, charter(setup), clients, setup.server_shelf, clock, clock.wait
-        )
+        self.made = remote(self.setup, clients, self.post, RUN, clock=self.clock, wait=self.clock.wait)
         return self.made
 
     def rounds(self) -> Iterator[Server]:

@@ -20,8 +20,9 @@ from rich.console import Console
 
 import fedtailor
 from fedtailor import cli, comparison
-from fedtailor.comparison import Comparison, Plan, RunsWatcher, make_plan, read_seeds, read_spec, split_words, spread
+from fedtailor.comparison import Comparison, RunsWatcher, spread
 from fedtailor.errors import UserError
+from fedtailor.lineup import Lineup, every_method, make_lineup, read_lineup, read_seeds, read_spec, split_words
 from fedtailor.methods import METHODS
 from fedtailor.metrics import NAMES
 from fedtailor.progress import Comparing
@@ -126,9 +127,9 @@ def test_seeds_that_are_none(given: Any) -> None:
     [({}, None, (0,)), ({"seed": 4}, None, (4,)), ({"seeds": 2}, None, (0, 1)), ({"seeds": "5,7"}, None, (5, 7))],
 )
 def test_seeds_among_the_settings(settings: dict[str, Any], seeds: Any, expected: tuple[int, ...]) -> None:
-    plan = make_plan(["promptfl"], settings, seeds)
-    assert plan.seeds == expected
-    assert plan.settings == {}
+    lineup = make_lineup(["promptfl"], settings, seeds)
+    assert lineup.seeds == expected
+    assert lineup.settings == {}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_seeds_among_the_settings(settings: dict[str, Any], seeds: Any, expected
 )
 def test_seeds_given_twice(settings: dict[str, Any], seeds: Any) -> None:
     with pytest.raises(UserError, match="the seeds are given twice"):
-        make_plan(["promptfl"], settings, seeds)
+        make_lineup(["promptfl"], settings, seeds)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------
@@ -144,35 +145,37 @@ def test_seeds_given_twice(settings: dict[str, Any], seeds: Any) -> None:
 
 def test_rows() -> None:
     """Zero-shot first, once; the rest in order, titled by their own settings, each in a folder of its own."""
-    plan = make_plan(["promptfl", "zeroshot", "promptfl:lr=0.1", "zeroshot", "promptfl:lr=0.1,tuner.length=2"], {})
+    lineup = make_lineup(["promptfl", "zeroshot", "promptfl:lr=0.1", "zeroshot", "promptfl:lr=0.1,tuner.length=2"], {})
     titles = ["zeroshot", "promptfl", "promptfl lr=0.1", "promptfl lr=0.1 tuner.length=2"]
-    assert [row.title for row in plan.rows] == titles
-    assert plan.folders == ["zeroshot", "promptfl", "promptfl-lr-0.1", "promptfl-lr-0.1-tuner.length-2"]
-    assert [row.run.local.lr for row in plan.rows[1:]] == [0.001, 0.1, 0.1]
-    assert [row.run.tuner.name for row in plan.rows] == ["none", *["text_prompt"] * 3]
-    assert [place.as_posix() for *_, place in replace(plan, seeds=(3, 5)).runs()] == [
-        f"{name}/seed-{seed}" for seed in (3, 5) for name in plan.folders
+    assert [row.title for row in lineup.rows] == titles
+    assert lineup.folders == ["zeroshot", "promptfl", "promptfl-lr-0.1", "promptfl-lr-0.1-tuner.length-2"]
+    assert [row.run.local.lr for row in lineup.rows[1:]] == [0.001, 0.1, 0.1]
+    assert [row.run.tuner.name for row in lineup.rows] == ["none", *["text_prompt"] * 3]
+    assert [place.as_posix() for *_, place in replace(lineup, seeds=(3, 5)).runs()] == [
+        f"{name}/seed-{seed}" for seed in (3, 5) for name in lineup.folders
     ]
 
 
 def test_folders_differ_where_titles_do() -> None:
     """Titles that become the same name, or that are very long."""
     words = ["promptfl:tuner.words=a b", "promptfl:tuner.words=a-b", f"promptfl:tuner.words={'long ' * 60}"]
-    names = make_plan(words, {}).folders
+    names = make_lineup(words, {}).folders
     assert names[1:3] == ["promptfl-tuner.words-a-b", "promptfl-tuner.words-a-b--2"]
     assert all(len(name) < 90 for name in names)
 
 
 def test_zero_shot_stands_on_the_others_federation() -> None:
     """Settings for all that it has no use for do not trouble it: a tuner, a preset, a rate."""
-    first, *others = make_plan(["fedavg", "fedprox"], {"tuner": "lora", "tuner.rank": 2, "lr": 0.1, "clients": 7}).rows
+    first, *others = make_lineup(
+        ["fedavg", "fedprox"], {"tuner": "lora", "tuner.rank": 2, "lr": 0.1, "clients": 7}
+    ).rows
     assert (first.run.tuner.name, first.run.clients, first.run.rounds) == ("none", 7, 0)
     assert [row.run.tuner.options["rank"] for row in others] == [2, 2]
-    first, *others = make_plan(["promptfl"], {"preset": "fedcopl"}).rows
+    first, *others = make_lineup(["promptfl"], {"preset": "fedcopl"}).rows
     assert (first.run.clients, first.run.fraction) == (10, 1.0)
-    assert make_plan(["zeroshot"], {"clients": 3}).rows[0].run.clients == 3
+    assert make_lineup(["zeroshot"], {"clients": 3}).rows[0].run.clients == 3
     with pytest.raises(UserError, match="zeroshot: zeroshot is a fixed combination with tuner none"):
-        make_plan(["zeroshot"], {"tuner": "lora"})
+        make_lineup(["zeroshot"], {"tuner": "lora"})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_zero_shot_stands_on_the_others_federation() -> None:
 def test_rows_that_differ_where_they_must_not(methods: list[str], told: str) -> None:
     """The key, the values, the rows, and what to do."""
     with pytest.raises(UserError) as caught:
-        make_plan(methods, {})
+        make_lineup(methods, {})
     key = told.partition(":")[0]
     assert f"the rows differ in {told}" in str(caught.value)
     assert str(caught.value).endswith(f"it must be equal, so give {key}=… once, for all")
@@ -205,10 +208,10 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
     """Where a method brings other numbers of clients and rounds, it is told; given once, it is well."""
     monkeypatch.setitem(METHODS, "fedclip", replace(METHODS["fedclip"], settings={"rounds": 5, "clients": 8}))
     with pytest.raises(UserError, match="differ in rounds: 40 in promptfl, 5 in fedclip"):
-        make_plan(["promptfl", "fedclip"], {})
+        make_lineup(["promptfl", "fedclip"], {})
     with pytest.raises(UserError, match="differ in clients: 20 in promptfl, 8 in fedclip"):
-        make_plan(["promptfl", "fedclip"], {"rounds": 5})
-    assert len(make_plan(["promptfl", "fedclip"], {"rounds": 5, "clients": 8}).rows) == 3
+        make_lineup(["promptfl", "fedclip"], {"rounds": 5})
+    assert len(make_lineup(["promptfl", "fedclip"], {"rounds": 5, "clients": 8}).rows) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,14 +230,14 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
 )
 def test_mistakes(methods: list[str], settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        make_plan(methods, settings)
+        make_lineup(methods, settings)
     assert told in str(caught.value)
 
 
 def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any]) -> None:
     """Rows of one seed have one deal, one cohort a round and, with one tuner, one start, bit for bit; seeds do not."""
-    plan = make_plan(ROWS, small, 2)
-    setups = {(row.method, run.seed): prepare(run) for row, run, _ in plan.runs()}
+    lineup = make_lineup(ROWS, small, 2)
+    setups = {(row.method, run.seed): prepare(run) for row, run, _ in lineup.runs()}
 
     def shares(setup: Setup) -> list[Any]:
         return [(share.train.tolist(), share.test.tolist()) for share in setup.federation.shares]
@@ -244,7 +247,7 @@ def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any])
         return [method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t)) for t in range(20)]
 
     for seed in (0, 1):
-        mine = [setups[row.method, seed] for row in plan.rows]
+        mine = [setups[row.method, seed] for row in lineup.rows]
         assert all(shares(setup) == shares(mine[0]) for setup in mine)
         assert all(cohorts(setup) == cohorts(mine[0]) for setup in mine)
         first, second = setups["promptfl", seed].job.start, setups["promptprox", seed].job.start
@@ -409,7 +412,7 @@ def test_numbers(made: Comparison, small: dict[str, Any], folder: Path) -> None:
         assert zero["global"] == made.summary["rows"][0]["global"]
         values = [result(folder, "promptfl", seed)[number]["personal"]["tail"] for seed in (0, 1)]
         assert prompt["personal"]["tail"] == spread(values)
-        assert comparison.read_plan(folder)[1] == number
+        assert read_lineup(folder)[1] == number
     fedtailor.compare(ROWS, small, seeds=2, out=folder, watcher=Deaf())
     with pytest.raises(UserError, match="unknown number 'lst'; did you mean 'last'"):
         fedtailor.compare(ROWS, small, number="lst")
@@ -602,6 +605,19 @@ def test_another_comparisons_folder(
     assert (folder / "compare.json").read_bytes() == before
 
 
+def test_a_setting_that_has_come_in_since(made: Comparison, small: dict[str, Any], folder: Path) -> None:
+    """A folder from before there was a setting has what is its default, and is gone on with."""
+    note = folder / "compare.json"
+    before = note.read_bytes()
+    old = json.loads(before)
+    for row in old["rows"]:
+        assert row["run"]["plan"].pop("deadline") > 0
+    note.write_text(json.dumps(old))
+    again = fedtailor.compare(ROWS, small, seeds=2, out=folder, watcher=Deaf())
+    assert untimed(again) == untimed(made)
+    assert note.read_bytes() == before
+
+
 def test_folders_that_are_none(small: dict[str, Any], tmp_path: Path) -> None:
     """A file, a folder with something else in it, one of another version, one that is damaged."""
     (tmp_path / "letter.txt").write_text("dear")
@@ -610,8 +626,8 @@ def test_folders_that_are_none(small: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not empty, and holds no comparison; choose another --out"):
         fedtailor.compare(ROWS, small, out=tmp_path)
     with pytest.raises(UserError, match=r"is not a comparison's folder: it has no compare\.json"):
-        comparison.read_plan(tmp_path)
-    note = {**make_plan(ROWS, small).note(), "number": "last"}
+        read_lineup(tmp_path)
+    note = {**make_lineup(ROWS, small).note(), "number": "last"}
     for text, told in (
         (json.dumps({**note, "version": "0.0.1"}), "was written by fedtailor 0.0.1, this is"),
         ("{", "is damaged"),
@@ -780,13 +796,13 @@ def test_progress(small: dict[str, Any]) -> None:
     assert seen == [["runs 1/4", "promptfl: round 1/1"], ["runs 3/4", "promptfl: round 1/1"]]
 
 
-def test_the_plan_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_lineup_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
-    plan: Plan = make_plan([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
-    (tmp_path / "compare.json").write_text(json.dumps({**plan.note(), "number": "best", "sort": "tail"}))
-    back, number, sort = comparison.read_plan(tmp_path)
+    lineup: Lineup = make_lineup([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
+    (tmp_path / "compare.json").write_text(json.dumps({**lineup.note(), "number": "best", "sort": "tail"}))
+    back, number, sort = read_lineup(tmp_path)
     assert sort == "tail"
-    assert back == plan
+    assert back == lineup
     assert number == "best"
 
 
@@ -796,10 +812,10 @@ def test_the_page(made: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("fedtailor compare ")]
     first = commands[0]
     assert first[-2:] == ["--seeds", "3"]
-    assert len(make_plan(*split_words(first[:-2]), "3").rows) == 4
+    assert len(make_lineup(*split_words(first[:-2]), "3").rows) == 4
 
     def planned(methods: Any, settings: Any, *, seeds: Any, **more: Any) -> Comparison:
-        assert len(make_plan(methods, {**settings, **more}, seeds).rows) == 3
+        assert len(make_lineup(methods, {**settings, **more}, seeds).rows) == 3
         return made
 
     monkeypatch.setattr(fedtailor, "compare", planned)
@@ -832,7 +848,7 @@ def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
         assert {row["title"] for row, _ in lines} == set(TITLES)
         assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
     with pytest.raises(UserError, match="unknown sort"):
-        comparison.carry_out(make_plan(["promptfl"], {}), None, sort="tale")
+        comparison.carry_out(make_lineup(["promptfl"], {}), None, sort="tale")
 
 
 def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
@@ -845,8 +861,8 @@ def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
 
 def test_every_method_has_one_row() -> None:
     """What is the same method under two names is compared once, under its paper's."""
-    names = comparison.every_method()
+    names = every_method()
     assert set(METHODS) - set(names) == {"fedavg", "fedprox"}
-    plan = make_plan(names, {"rounds": 2})
-    assert plan.rows[0].method == "zeroshot"
-    assert len(plan.rows) == len(names)
+    lineup = make_lineup(names, {"rounds": 2})
+    assert lineup.rows[0].method == "zeroshot"
+    assert len(lineup.rows) == len(names)

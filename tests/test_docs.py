@@ -15,11 +15,11 @@ import torch
 import typer
 
 from fedtailor.cli import app, run_of
-from fedtailor.comparison import every_method, make_plan, split_words
 from fedtailor.config import make_run
 from fedtailor.core import LOCAL, Method, Params
 from fedtailor.labelers import Labeler
 from fedtailor.labelers.zeroshot import probabilities
+from fedtailor.lineup import every_method, make_lineup, split_words
 from fedtailor.methods import METHODS
 from fedtailor.train import advance
 from fedtailor.tuners import TUNERS
@@ -117,7 +117,7 @@ def test_commands_of_the_methods(command: str) -> None:
     if verb == "compare":
         rows, settings = split_words(given["words"] or [])
         rows += every_method() if given["all_"] else []
-        assert given["resume"] or len(make_plan(rows, settings, given["seeds"]).rows) > 2  # zero-shot is always there
+        assert given["resume"] or len(make_lineup(rows, settings, given["seeds"]).rows) > 2  # zero-shot is always there
     else:
         assert verb == "run"
         run = run_of(given["words"])

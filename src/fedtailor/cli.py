@@ -147,26 +147,27 @@ def compare(
 ) -> None:
     """Compare methods on one federation: fedtailor compare promptfl promptprox:method.mu=0.1 rounds=20 --seeds 3"""
     with waiting("starting", quiet):
-        from . import comparison
+        from . import lineup
+        from .comparison import carry_out
         from .progress import Comparing
         from .report.comparison import comparison_table
 
     if resume:
         if words or out or seeds or all_:
             raise UserError("--resume takes all settings from the comparison's folder; give no others")
-        plan, noted, column = comparison.read_plan(resume)
+        compared, noted, column = lineup.read_lineup(resume)
         folder, number, sort = resume, number or noted, sort or column
     else:
-        rows, settings = comparison.split_words(words or [])
-        rows = [*(name for name in comparison.every_method() if all_ and name not in rows), *rows]
-        plan = comparison.make_plan(rows, settings, seeds)
-        folder = out or new_folder(f"compare-{data_word(plan.rows[0].run)}")
+        rows, settings = lineup.split_words(words or [])
+        rows = [*(name for name in lineup.every_method() if all_ and name not in rows), *rows]
+        compared = lineup.make_lineup(rows, settings, seeds)
+        folder = out or new_folder(f"compare-{data_word(compared.rows[0].run)}")
     with Comparing(enabled=not quiet) as progress:
         try:
             by = sort or ("overall" if all_ else None)
-            result = comparison.carry_out(plan, folder, number or "last", progress, by, jobs)
+            result = carry_out(compared, folder, number or "last", progress, by, jobs)
         except KeyboardInterrupt:
-            begun = (folder / comparison.NOTE).is_file()
+            begun = (folder / lineup.NOTE).is_file()
             told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
             raise UserError(f"stopped; {told}") from None
     if as_json:

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedtailor.elsewhere import remote, room, run_id
 from fedtailor.engines.remote import RemoteEngine
 from fedtailor.flower.app import GridPost, client_app
-from fedtailor.flower.simulation import remote, room, run_id
 from fedtailor.setup import Setup
 from fedtailor.site import Site
 from fedtailor.visit import Client

@@ -9,9 +9,9 @@ from deployed import few, write_data
 
 from fedtailor.clip.load import load
 from fedtailor.config import make_run
+from fedtailor.elsewhere import charter
 from fedtailor.errors import UserError
 from fedtailor.flower.places import server_setup, site_room
-from fedtailor.flower.simulation import charter
 from fedtailor.letters import Charter
 
 

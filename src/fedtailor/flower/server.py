@@ -32,8 +32,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from ..api import Watcher, about, carry_out, threads
+from ..elsewhere import remote, run_id
 from ..engines.base import Engine
-from ..engines.remote import RemoteEngine
 from ..errors import UserError
 from ..setup import Setup
 from ..store import Store
@@ -44,7 +44,6 @@ from .child import Child
 from .house import House, alone
 from .pki import write
 from .places import server_setup
-from .simulation import charter, run_id
 from .watch import desk_of
 from .worker import Runtime
 
@@ -167,8 +166,7 @@ class Conductor:
 
     def connect(self, name: str, post: GridPost) -> Callable[[Setup, dict[int, Client] | None, Path | None], Engine]:
         def engine(setup: Setup, clients: dict[int, Client] | None, folder: Path | None) -> Engine:
-            told = charter(setup, run_id(folder))
-            return RemoteEngine(setup.job, setup.run.plan, post, told, clients, wait=partial(self.wait, name))
+            return remote(setup, clients, post, run_id(folder), wait=partial(self.wait, name))
 
         return engine
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -16,14 +15,12 @@ import flwr.simulation
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from .. import __version__
 from ..config import Run
-from ..engines.remote import Arrival, Post, RemoteEngine
+from ..elsewhere import remote, room, run_id
+from ..engines.remote import Arrival, RemoteEngine
 from ..errors import UserError
-from ..letters import Charter
 from ..setup import Setup, prepare
-from ..site import Room, Site
-from ..store import write
+from ..site import Site
 from ..visit import Client
 from . import need
 from .app import GridPost, client_app
@@ -34,44 +31,7 @@ START = 300.0  # seconds that Ray may take to start
 def engine(setup: Setup, clients: Mapping[int, Client] | None, folder: Path | None) -> RemoteEngine:
     """The engine of a run; clients keep their states in its folder, or in one that is gone with the run."""
     need("ray")
-    post = Simulated(setup.run, folder)
-    return remote(setup, clients, post, run_id(folder))
-
-
-def remote(setup: Setup, clients: Mapping[int, Client] | None, post: Post, run: str) -> RemoteEngine:
-    return RemoteEngine(setup.job, setup.run.plan, post, charter(setup, run), clients, setup.server_shelf)
-
-
-def charter(setup: Setup, run: str) -> Charter:
-    dataset = setup.federation.dataset
-    return Charter(
-        run=run,
-        client=0,
-        version=__version__,
-        settings=setup.run.to_toml(),
-        weights=setup.weights,
-        classes=dataset.classes,
-        template=setup.run.data.template or dataset.template,
-        normal=dataset.normal,
-        groups={name: tuple(members.tolist()) for name, members in setup.groups.items()},
-    )
-
-
-def run_id(folder: Path | None) -> str:
-    """The run's name for as long as it lives, kept in its folder."""
-    if folder is None:
-        return secrets.token_hex(16)
-    file = folder / "id"
-    if not file.is_file():
-        write(file, secrets.token_hex(16).encode())
-    return file.read_text()
-
-
-def room(setup: Setup, k: int) -> Room:
-    """Where clients are only simulated, a client's part of what was dealt out."""
-    truths = setup.federation.dataset.train.labels
-    mine = None if truths is None else truths[setup.federation.shares[k].train]
-    return Room(k, setup.job, setup.shelves[k], setup.tests.of_client(k), mine, setup.run.threads)
+    return remote(setup, clients, Simulated(setup.run, folder), run_id(folder))
 
 
 @cache
