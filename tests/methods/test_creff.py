@@ -215,15 +215,17 @@ def test_a_round_on_the_server() -> None:
     assert not torch.equal(again.params[WEIGHT], after.params[WEIGHT])
 
 
-def test_predictions_use_the_retrained_classifier() -> None:
+def test_predictions() -> None:
+    """The shared model's by the re-trained classifier, a client's own by the head that it trained."""
     setup = small("resnet")
     job, (server, _) = setup.job, go(setup)
     x = setup.tests.pool.fetch(setup.tests.everything)
     f = job.model.features(server.params, x)
     expected = f @ server.params[WEIGHT].T + server.params[BIAS]
-    for predict in (job.method.predict, job.method.predict_shared):
-        torch.testing.assert_close(predict(job.model, server.params, x), expected)
-    assert not torch.allclose(job.model.logits(server.params, x), expected)
+    torch.testing.assert_close(job.method.predict_shared(job.model, server.params, x), expected)
+    own = job.method.predict(job.model, server.params, x)
+    torch.testing.assert_close(own, f @ server.params["head.weight"].T + server.params["head.bias"])
+    assert not torch.allclose(own, expected)
 
 
 @pytest.mark.parametrize("tuner", ["head", "resnet"])

@@ -207,7 +207,7 @@ def test_rounds() -> None:
 
 def test_the_frame_teaches_the_network() -> None:
     """The tinted toy is learned through the frame: on test pictures its cross-entropy falls well below ln 5 = 1.6."""
-    setup = small(rounds=10, lr=0.1, epochs=2, **{"tuner.width": 4, "method.length": 1.0})
+    setup = small(rounds=10, lr=0.1, epochs=2, **{"tuner.width": 4})
     server, _ = go(setup)
     job, tests = setup.job, setup.tests
     x, y = tests.pool.fetch(tests.everything), torch.from_numpy(tests.labels)

@@ -334,12 +334,13 @@ METHODS: dict[str, Entry] = {
         FedLoGe, "resnet", "Xiao et al., ICLR", 2024, "from scratch, long-tailed, personal",
         "a network trained through a fixed sparse frame; shared and personal heads realigned by their norms",
         tuners=("resnet",),
-        settings=SCRATCH,
+        settings={**SCRATCH, "local.lr": 0.03},
         presets={
-            "capt": CAPT_SCRATCH,
+            "capt": {**CAPT_SCRATCH, "local.lr": 0.03},
             "original": {
                 "rounds": 500, "clients": 40, "fraction": 0.3, "local.epochs": 5, "local.batch": 8, "local.lr": 0.03,
                 "local.momentum": 0.5, "local.weight_decay": 0.0, "tuner.depth": 18, "tuner.width": 64,
+                "method.length": 0.1,
             },
         },
     ),

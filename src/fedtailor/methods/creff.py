@@ -69,9 +69,10 @@ class CReFF(Method):
         server = replace(server, params={**server.params, WEIGHT: weight, BIAS: bias})
         return server.remember(**{FEATURES: v})
 
-    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        """With the re-trained classifier; clients' own models have the head that they trained."""
         if self.m == 0:
-            return super().predict(model, theta, x)
+            return super().predict_shared(model, theta, x)
         return F.linear(model.features(theta, x), theta[WEIGHT], theta[BIAS])
 
 

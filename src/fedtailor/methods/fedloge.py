@@ -7,6 +7,8 @@ Departures:
 - The frame: each row has the same share of zeros and exactly its length, where the released code zeroes entries of the
   whole matrix and pulls lengths by a penalty. 500 steps come within half a degree of the angles that its 10 000
   smaller ones reach. The frame has no bias (released: a random one that nobody trains).
+- The frame's rows have length 1, in the released code 0.1: through such a short frame the features of a narrow network
+  grow until heads beside it, which learn at the same rate, diverge.
 - A personal head starts as the shared one does, at random in the released code; all clients are in round 0, so that
   each has one.
 As released: realignment is done when predicting, biases are not realigned, and the personal realignment takes the
@@ -38,7 +40,7 @@ class FedLoGe(Method):
     everyone_first = True
 
     beta: float = Field(0.6, ge=0, lt=1, title="β", description="share of the frame's entries that are zero")
-    length: float = Field(0.1, gt=0, allow_inf_nan=False, description="of a class's row in the frame")
+    length: float = Field(1.0, gt=0, allow_inf_nan=False, description="of a class's row in the frame")
     steps: int = Field(500, ge=0, description="of Adam, which widen the sparse frame's angles")
     norm: float = Field(1.7, gt=0, allow_inf_nan=False, description="of the shared head's rows, realigned")
 
