@@ -36,6 +36,7 @@ from .setups import (
     FEDPUREL_LORA,
     PROMPTFL,
     SCRATCH,
+    SMALLER,
     Settings,
 )
 from .zeroshot import ZeroShot
@@ -293,9 +294,9 @@ METHODS: dict[str, Entry] = {
         FedAvg, "resnet", "Xiao et al., NeurIPS", 2023, "from scratch, long-tailed",
         "FedAvg of a ResNet with gradients in balance, class by class (rebalance=fedgrab does it for any method)",
         tuners=("resnet",),
-        settings={**SCRATCH, "rebalance.name": "fedgrab", "rebalance.loss": "bce"},
+        settings={**SCRATCH, **SMALLER, "rebalance.name": "fedgrab", "rebalance.loss": "bce"},
         presets={
-            "capt": CAPT_SCRATCH,
+            "capt": {**CAPT_SCRATCH, **SMALLER},
             "original": {
                 "rounds": 500, "clients": 40, "fraction": 1.0, "local.epochs": 5, "local.batch": 10, "local.lr": 0.03,
                 "local.momentum": 0.5, "tuner.depth": 18, "tuner.width": 64,
@@ -334,9 +335,9 @@ METHODS: dict[str, Entry] = {
         FedLoGe, "resnet", "Xiao et al., ICLR", 2024, "from scratch, long-tailed, personal",
         "a network trained through a fixed sparse frame; shared and personal heads realigned by their norms",
         tuners=("resnet",),
-        settings={**SCRATCH, "local.lr": 0.03},
+        settings={**SCRATCH, **SMALLER},
         presets={
-            "capt": {**CAPT_SCRATCH, "local.lr": 0.03},
+            "capt": {**CAPT_SCRATCH, **SMALLER},
             "original": {
                 "rounds": 500, "clients": 40, "fraction": 0.3, "local.epochs": 5, "local.batch": 8, "local.lr": 0.03,
                 "local.momentum": 0.5, "local.weight_decay": 0.0, "tuner.depth": 18, "tuner.width": 64,

@@ -34,6 +34,7 @@ CAPT_SCRATCH: Settings = {  # CAPT prints five epochs and 100 rounds, no rate: C
     "rounds": 100, "clients": 20, "fraction": 0.4, "local.epochs": 5, "local.batch": 32, "local.lr": 0.1,
     "local.momentum": 0.0, "tuner.width": 64,
 }  # fmt: skip
+SMALLER: Settings = {"local.lr": 0.03}  # what Fed-GraB and FedLoGe were released with
 
 # FedPuReL's low-rank deltas.
 FEDPUREL_LORA: Settings = {"tuner.towers": "image", "tuner.rank": 8, "tuner.alpha": 16.0, "tuner.dropout": 0.25}
