@@ -267,3 +267,11 @@ def test_everything_is_written_out() -> None:
     written = flat(make_run("fedprox").model_dump(exclude_none=True))
     assert {"method.mu", "local.momentum", "tuner.length", "data.partition.alpha", "data.imbalance"} <= set(written)
     assert not any(isinstance(v, float) and math.isnan(v) for v in written.values())
+
+
+@pytest.mark.parametrize(("preset", "length", "momentum"), [("", 1.0, 0.0), ("capt", 1.0, 0.0), ("original", 0.1, 0.5)])
+def test_fedloges_frame(preset: str, length: float, momentum: float) -> None:
+    """Rows are long enough for a narrow network; the released length comes with the released settings only."""
+    run = make_run("fedloge", {"preset": preset} if preset else {})
+    assert run.method.options["length"] == length
+    assert (run.local.lr, run.local.momentum) == (0.03, momentum)
