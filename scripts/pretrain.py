@@ -2,7 +2,7 @@
 
     python scripts/pretrain.py                    # about 15 minutes on two cores; writes src/fedtailor/clip/bundled
 
-Nothing is downloaded. The world it learns from is drawn by the pen of `fedtailor.data.drawn`, but is wider than that
+Nothing is downloaded. The world it learns from is drawn by the pen of `fedtailor.data.datasets.drawn`, but is wider than that
 dataset: every texture × colour × shape, in many styles, some common, some rare. Half of its captions are careful, the
 other half as loose as people's are. So the model comes out knowing some of `drawn`'s classes well and others hardly at
 all, as CLIP does with real ones, and a better context than "a photo of a" can be learned.
@@ -28,13 +28,13 @@ from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from fedtailor.base.rng import generator, number, numpy_generator
 from fedtailor.clip.load import Checkpoint, load, save_folder
 from fedtailor.clip.model import Clip, Shape
 from fedtailor.clip.text import arrange, pack
-from fedtailor.clip.tokenize import EOT, SOS
-from fedtailor.data.drawn import COLOURS, SHAPES, TEXTURES, Style, draw, drawn
-from fedtailor.data.sets import ArrayImages, Split
-from fedtailor.rng import generator, number, numpy_generator
+from fedtailor.clip.tokenizer import EOT, SOS
+from fedtailor.data.dataset import ArrayImages, Split
+from fedtailor.data.datasets.drawn import COLOURS, SHAPES, TEXTURES, Style, draw, drawn
 
 MEAN, STD = 0.45, 0.25  # of the world's pixels, the same for the three colours
 say = Console()
@@ -425,7 +425,7 @@ seen 32 × 32 pictures of simple figures drawn by code. Nothing measured on it r
     python scripts/pretrain.py --steps {steps} --size {size} --rate {rate} --seed {seed}
 
 in fedtailor's repository: CLIP's contrastive loss on {seen:,} pictures, each drawn for one step by
-`fedtailor.data.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with skewed
+`fedtailor.data.datasets.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with skewed
 frequencies, eight styles, and captions in two registers: careful ones, marked by "drawing", "study" or "print", and
 careless ones of any other form, that leave attributes out, confuse what looks alike and use some words in another
 sense. All of it comes from the seed. The same script on another machine or with other library versions gives a model of
@@ -433,7 +433,7 @@ the same kind, not the same bits.
 
 ## Measured
 
-On the test set of `fedtailor.data.drawn.drawn(0)` (40 classes, 50 pictures each), in percent; by
+On the test set of `fedtailor.data.datasets.drawn.drawn(0)` (40 classes, 50 pictures each), in percent; by
 `python scripts/pretrain.py --measure`.
 
 - Zero-shot: the prompt is "a photo of a {{}}.".

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import posted  # noqa: F401  # adds engine=posted
 from tiny import tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedtailor.clip.layouts import from_openai, shape_from_openai
 from fedtailor.clip.load import fill
 from fedtailor.clip.model import Clip
-from fedtailor.core import Batch, Method, Params
-from fedtailor.descend import Local
-from fedtailor.model import Model, Words
-from fedtailor.tuners import Tuner
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model, Tuner, Words
+from fedtailor.core.optim import LocalTraining
+from fedtailor.core.types import Batch, Params
 
 GOLDEN = Path(__file__).parent / "golden"
 SOS, EOT = 598, 599
@@ -85,7 +85,7 @@ def close_gradient(ours: Tensor, theirs: Tensor) -> None:
 def follow(case: GoldenCase, method: Method, theta: Params, steps: int = 2) -> Iterator[tuple[Params, Params]]:
     """The gradient on the golden batch, and the parameters after a step along it with the family's SGD; twice."""
     now = {name: value.clone().requires_grad_() for name, value in theta.items()}
-    optimiser, gradient = Local().make(list(now.values())), method.gradient(case.model, theta)
+    optimiser, gradient = LocalTraining().make(list(now.values())), method.gradient(case.model, theta)
     for _ in range(steps):
         grads = gradient(now, case.batch)
         for name, value in now.items():

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from fedtailor.core import OWN, Reply, Server
-from fedtailor.elsewhere import remote, room
-from fedtailor.engines.base import Visited
-from fedtailor.engines.local import LocalEngine
-from fedtailor.engines.remote import Arrival, RemoteEngine
-from fedtailor.letters import Letter, Order, unseal
-from fedtailor.setup import Setup
-from fedtailor.site import Site, States
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import Record, advance, persist, train
-from fedtailor.visit import Client, Task
-from fedtailor.wire import client_to_bytes
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.client.job import ClientState, Task
+from fedtailor.core.types import OWN, Reply, Server
+from fedtailor.remote.client import RemoteClient, StateFiles
+from fedtailor.remote.engine import Received, RemoteEngine
+from fedtailor.remote.messages import Message, PassRequest, decode_message
+from fedtailor.remote.run import remote_engine, simulated_session
+from fedtailor.runs.execute import train
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import StepLog
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import RoundRecord, run_round, run_round_with_retries
 
 RUN = "0123456789abcdef" * 2
 End = tuple[bytes, dict[int, bytes]]  # the server's bits and every client's
@@ -48,15 +49,15 @@ class Sent:
     data: bytes
 
     @property
-    def letter(self) -> Letter:
-        return unseal(self.data)[0]
+    def letter(self) -> Message:
+        return decode_message(self.data)[0]
 
     @property
     def pass_(self) -> str:
-        return self.letter.pass_ if isinstance(self.letter, Order) else ""
+        return self.letter.pass_name if isinstance(self.letter, PassRequest) else ""
 
 
-Coming = Iterable[tuple[float, Callable[[], Arrival]]]  # in so many seconds; made only then
+Coming = Iterable[tuple[float, Callable[[], Received]]]  # in so many seconds; made only then
 
 
 @dataclass
@@ -71,7 +72,12 @@ class Fault:
     times: int = 1 << 30
 
     def meets(self, sent: Sent) -> bool:
-        wanted = (self.client, sent.client), (self.round, sent.round), (self.pass_, sent.pass_), (self.kind, sent.kind)
+        wanted = (
+            (self.client, sent.client),
+            (self.round, sent.round),
+            (self.pass_name, sent.pass_name),
+            (self.kind, sent.kind),
+        )
         return self.times > 0 and all(it is None or it == there for it, there in wanted)
 
 
@@ -79,15 +85,15 @@ class MemoryPost:
     """Letters to real sites. Every answer takes `pace` seconds, and they come in another order each time."""
 
     def __init__(
-        self, sites: Mapping[int, Callable[[], Site]], clock: Clock, faults: Iterable[Fault], seed: int
+        self, sites: Mapping[int, Callable[[], RemoteClient]], clock: Clock, faults: Iterable[Fault], seed: int
     ) -> None:
         self.fresh, self.clock, self.faults = sites, clock, [*faults]
         self.sites = {k: make() for k, make in sites.items()}
         self.order, self.pace = Random(seed), 1.0
         self.away: dict[int, float] = {}  # client → when it is back
-        self.under_way: list[tuple[float, Callable[[], Arrival]]] = []
+        self.under_way: list[tuple[float, Callable[[], Received]]] = []
         self.sent: list[Sent] = []
-        self.came: list[Arrival] = []
+        self.came: list[Received] = []
         self.watch: Callable[[str], None] = lambda event: None  # "sent" and "answered", once a letter
         self.closed = 0
 
@@ -106,20 +112,20 @@ class MemoryPost:
             self.under_way += [(self.clock.now + seconds, what) for seconds, what in coming]
             self.watch("sent")
 
-    def answered(self, sent: Sent) -> Arrival:
+    def answered(self, sent: Sent) -> Received:
         """What the client says. If it dies of it, a new one is soon in its place."""
         try:
             data = self.sites[sent.client].answer(sent.data)
         except Killed:
             self.restart(sent.client)
-            return Arrival(sent.client, gone=True)
+            return Received(sent.client, gone=True)
         self.watch("answered")
-        return Arrival(sent.client, data)
+        return Received(sent.client, data)
 
     def restart(self, k: int) -> None:
         self.sites[k] = self.fresh[k]()
 
-    def fetch(self) -> list[Arrival]:
+    def fetch(self) -> list[Received]:
         due = [it for it in self.under_way if it[0] <= self.clock.now + 1e-9]
         self.under_way = [it for it in self.under_way if it not in due]
         self.order.shuffle(due)
@@ -165,7 +171,7 @@ def leaves(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
 
     def does(post: MemoryPost, sent: Sent) -> Coming:
         post.away[sent.client] = post.clock.now + seconds
-        return [(0.0, lambda: Arrival(sent.client, gone=True))]
+        return [(0.0, lambda: Received(sent.client, gone=True))]
 
     return does
 
@@ -187,46 +193,48 @@ def says(change: Callable[[bytes], bytes]) -> Callable[[MemoryPost, Sent], Comin
 class Elsewhere:
     """A setup whose clients are at sites under a folder."""
 
-    setup: Setup
+    experiment: Experiment
     folder: Path
     faults: list[Fault] = field(default_factory=list)
     seed: int = 0
     clock: Clock = field(default_factory=Clock)
-    visits: list[Visited] = field(default_factory=list)
+    visits: list[StepLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        makers = {k: (lambda k=k: self.site(k)) for k in range(self.setup.run.clients)}
+        makers = {k: (lambda k=k: self.site(k)) for k in range(self.experiment.run.clients)}
         self.post = MemoryPost(makers, self.clock, self.faults, self.seed)
 
-    def site(self, k: int) -> Site:
-        return Site(self.folder / f"client-{k}", lambda charter: room(self.setup, charter.client))
+    def site(self, k: int) -> RemoteClient:
+        return RemoteClient(
+            self.folder / f"client-{k}", lambda charter: simulated_session(self.experiment, charter.client)
+        )
 
-    def states(self, k: int) -> States:
-        return States(self.folder / f"client-{k}" / RUN)
+    def states(self, k: int) -> StateFiles:
+        return StateFiles(self.folder / f"client-{k}" / RUN)
 
-    def engine(self, clients: Mapping[int, Client] | None = None) -> RemoteEngine:
-        self.made = remote(self.setup, clients, self.post, RUN, clock=self.clock, wait=self.clock.wait)
+    def engine(self, clients: Mapping[int, ClientState] | None = None) -> RemoteEngine:
+        self.made = remote_engine(self.experiment, clients, self.post, RUN, clock=self.clock, wait=self.clock.wait)
         return self.made
 
     def rounds(self) -> Iterator[Server]:
         """Round by round, without a store."""
-        engine, server = self.engine(), self.setup.job.first_server()
+        engine, server = self.engine(), self.experiment.job.first_server()
         engine.open()
-        while server.round < self.setup.rounds:
-            server, _, visits = persist(self.setup, server, engine)
+        while server.round < self.experiment.rounds:
+            server, _, visits = run_round_with_retries(self.experiment, server, engine)
             self.visits += visits
-            engine.saved()
+            engine.committed()
             yield server
 
     def end(self) -> End:
         *_, server = self.rounds()
         return self.bits(server)
 
-    def train(self, store: Store, resume: bool = False) -> Iterator[Record]:
-        connected = replace(self.setup, connect=lambda setup, clients, folder: self.engine(clients))
+    def train(self, store: RunFolder, resume: bool = False) -> Iterator[RoundRecord]:
+        connected = replace(self.experiment, connect=lambda experiment, clients, folder: self.engine(clients))
         return train(connected, store, resume)
 
-    def bits(self, server: Server, clients: Mapping[int, Client] | None = None) -> End:
+    def bits(self, server: Server, clients: Mapping[int, ClientState] | None = None) -> End:
         """Of a server, and of the states at the sites that count for it."""
         ledger = clients or self.made.clients
         held = {k: it if k == OWN else self.states(k).read(it.version, it.mark) for k, it in ledger.items()}
@@ -246,21 +254,21 @@ class Without(LocalEngine):
         return super().run({k: task for k, task in tasks.items() if (task.round, k) not in self.absent})
 
 
-def here(setup: Setup, *absent: tuple[int, int]) -> End:
+def here(experiment: Experiment, *absent: tuple[int, int]) -> End:
     """Where all of it ends in one process."""
-    return stayed(setup, *absent)[0]
+    return stayed(experiment, *absent)[0]
 
 
-def stayed(setup: Setup, *absent: tuple[int, int]) -> tuple[End, list[Visited]]:
+def stayed(experiment: Experiment, *absent: tuple[int, int]) -> tuple[End, list[StepLog]]:
     """The same, and what it cost."""
-    engine, server = Without(setup.job, setup.shelves), setup.job.first_server()
+    engine, server = Without(experiment.job, experiment.client_data), experiment.job.first_server()
     engine.absent = absent
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     clients = {k: client_to_bytes(engine.clients[k]) for k in sorted(engine.clients)}
-    return (server_to_bytes(server), clients), engine.visits
+    return (server_to_bytes(server), clients), engine.log
 
 
-def visited(visits: Iterable[Visited]) -> list[Visited]:
+def visited(visits: Iterable[StepLog]) -> list[StepLog]:
     """But for the time they took, in one order."""
     return sorted((replace(v, seconds=0.0) for v in visits), key=str)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedtailor
-from fedtailor.api import Watcher
-from fedtailor.errors import UserError
-from fedtailor.result import best, last_mean
+from fedtailor.base.errors import UserError
+from fedtailor.runs.execute import Callback
+from fedtailor.runs.result import best, last_mean
 
 TIMES = ("seconds", "peak_rss_mb")
 
@@ -105,17 +105,17 @@ def test_a_run_is_complete(small: dict[str, Any]) -> None:
         fedtailor.run(made, rounds=2)
 
 
-class Listening(Watcher):
+class Listening(Callback):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def working(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, what: str, done: int, total: int) -> None:
         self.heard.append(f"{what} {done}/{total}")
 
-    def started(self, setup: Any, zero_shot: Any) -> None:
+    def on_start(self, experiment: Any, zero_shot: Any) -> None:
         self.heard.append("started")
 
-    def finished(self, record: Any, rounds: int) -> None:
+    def on_round(self, record: Any, rounds: int) -> None:
         self.heard.append(f"round {record.round}/{rounds}")
 
 
@@ -126,9 +126,9 @@ def test_watchers_hear_everything(small: dict[str, Any], tmp_path: Path, monkeyp
     rounds = ["started", "round 1/3", "round 2/3", "round 3/3"]
     encoding = [f"encoding images {n}" for n in ("16/36", "32/36", "36/36", "16/48", "32/48", "48/48")]
     for first in (encoding, []):
-        watcher = Listening()
-        fedtailor.run("promptfl", small, watcher=watcher)
-        assert watcher.heard == opening + first + rounds
+        callback = Listening()
+        fedtailor.run("promptfl", small, callback=callback)
+        assert callback.heard == opening + first + rounds
 
 
 def test_csv(small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:

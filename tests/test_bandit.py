@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 import torch
 
-from fedtailor.bandit import ARMS, Bandit, convergence, reward
-from fedtailor.errors import UserError
+from fedtailor.algorithms.bandit import ARMS, Bandit, convergence, reward
+from fedtailor.base.errors import UserError
 from golden_numbers import GOLDEN
 
 KNOWN = json.loads((GOLDEN / "capt_mab.json").read_text())

@@ -19,12 +19,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import fedtailor.clip
+from fedtailor.base.rng import generator
 from fedtailor.clip.load import Checkpoint, load
-from fedtailor.clip.preprocess import preprocess
 from fedtailor.clip.text import arrange, pack
-from fedtailor.data.drawn import drawn
-from fedtailor.data.sets import ArrayImages, Dataset, Split
-from fedtailor.rng import generator
+from fedtailor.data.dataset import ArrayImages, Dataset, Split
+from fedtailor.data.datasets.drawn import drawn
+from fedtailor.data.preprocess import preprocess
 
 FOLDER = Path(fedtailor.clip.__file__).parent / "bundled"
 DOCS = Path(__file__).parent.parent / "docs" / "bundled.md"

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor import doctor
-from fedtailor.clip import cache
-from fedtailor.clip.cache import HEADER, MAGIC, NotKept, activations, budget, default_folder, key_of, make_room
+from fedtailor.base.errors import UserError
+from fedtailor.cli import doctor
+from fedtailor.clip import feature_cache
+from fedtailor.clip.feature_cache import HEADER, MAGIC, NotKept, activations, budget, default_folder, key_of, make_room
 from fedtailor.clip.model import Clip
-from fedtailor.clip.preprocess import Preprocess
-from fedtailor.data.sets import ArrayImages
-from fedtailor.errors import UserError
+from fedtailor.data.dataset import ArrayImages
+from fedtailor.data.preprocess import Preprocess
 from tiny import tiny_clip
 
 CPU = torch.device("cpu")
@@ -46,13 +46,13 @@ def clip() -> Clip:
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each call of the tower was given."""
     calls: list[int] = []
-    encode = cache.encode
+    encode = feature_cache.encode
 
     def counting(clip: Clip, pixels: Tensor, *rest: Any) -> Tensor:
         calls.append(len(pixels))
         return encode(clip, pixels, *rest)
 
-    monkeypatch.setattr(cache, "encode", counting)
+    monkeypatch.setattr(feature_cache, "encode", counting)
     return calls
 
 
@@ -82,7 +82,7 @@ def test_right_and_computed_once(clip: Clip, tmp_path: Path, encodings: list[int
 def test_chunks(clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoded two at a time, reported as it goes, the same numbers."""
     whole = get(clip, tmp_path / "whole")
-    monkeypatch.setattr(cache, "CHUNK", 2)
+    monkeypatch.setattr(feature_cache, "CHUNK", 2)
     told: list[tuple[int, int]] = []
     found = get(clip, tmp_path / "chunks", watch=lambda what, done, total: told.append((done, total)))
     assert encodings == [5, 2, 2, 1]
@@ -164,7 +164,7 @@ def test_memory_mapped_and_read_only(clip: Clip, tmp_path: Path) -> None:
 
 def test_a_failure_half_way_leaves_nothing(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture that cannot be read in the second chunk: the error comes through, and no file stays."""
-    monkeypatch.setattr(cache, "CHUNK", 2)
+    monkeypatch.setattr(feature_cache, "CHUNK", 2)
 
     class Torn(ArrayImages):
         def read(self, index: int) -> Any:
@@ -207,13 +207,13 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def race(barrier: Any, folder: str, out: Any, number: int) -> None:
     """One of two processes: both have found no file, and both encode, before either writes."""
     torch.set_num_threads(1)
-    encode = cache.encode
+    encode = feature_cache.encode
 
     def together(*inputs: Any) -> Tensor:
         barrier.wait(60)
         return encode(*inputs)
 
-    cache.encode = together
+    feature_cache.encode = together
     found = get(tiny_clip(), Path(folder))
     barrier.wait(60)  # both are done: either's file may have replaced the other's under the open map
     out.put((number, np.array(found).tobytes()))
@@ -285,7 +285,7 @@ def test_an_older_file_of_patches_is_made_anew(
 ) -> None:
     """It is in fp32: used as it is, its numbers would be others than everybody else's."""
     with monkeypatch.context() as before:
-        before.setattr(cache, "HALF", ())
+        before.setattr(feature_cache, "HALF", ())
         assert get(clip, tmp_path, stage="patches").dtype == np.float32
     without_dtype(only_file(tmp_path))
     assert get(clip, tmp_path, stage="patches").dtype == np.float16
@@ -314,7 +314,7 @@ SIZE = HEADER + 4 * 5 * 16  # of one file of features
 @pytest.fixture
 def allow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the budget, in bytes. Each test is told anew what does not fit."""
-    cache.tell.cache_clear()
+    feature_cache.tell.cache_clear()
     return lambda size: monkeypatch.setenv("FEDTAILOR_CACHE_GB", str(size / 1e9))
 
 
@@ -584,13 +584,13 @@ def test_removed_by_two_at_once(clip: Clip, tmp_path: Path, allow: Any, monkeypa
         return stat(path, **how)
 
     monkeypatch.setattr(Path, "stat", evicting)
-    remove = cache.remove
+    remove = feature_cache.remove
 
     def late(path: Path) -> bool:
         path.unlink()
         return remove(path)
 
-    monkeypatch.setattr(cache, "remove", late)
+    monkeypatch.setattr(feature_cache, "remove", late)
     allow(2 * SIZE)
     assert get(clip, tmp_path, digest="new") is not None
     assert names(tmp_path) == {name_of("c"), name_of("new")}

@@ -8,10 +8,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fedtailor import catalogue
-from fedtailor.config import make_run, parse
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.cli import catalogue
 from fedtailor.methods import METHODS, Entry
+from fedtailor.settings.run import make_run, parse
 from fedtailor.tuners import TUNERS
 
 

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 import fedtailor
-from fedtailor import catalogue, cli, doctor
-from fedtailor.metrics import NAMES
+from fedtailor.cli import app as main
+from fedtailor.cli import catalogue, words
+from fedtailor.cli import installation as doctor
+from fedtailor.evaluation.metrics import NAMES
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
@@ -43,7 +45,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
         code: Any = 0
         try:
-            cli.main()
+            main.main()
         except SystemExit as end:
             code = end.code
         out, err = capsys.readouterr()
@@ -147,7 +149,7 @@ def test_a_taken_folder(call: Call, words: list[str], tmp_path: Path) -> None:
 
 def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a round says how to go on, and that works; before any round it does not promise what isn't there."""
-    from fedtailor.progress import Progress
+    from fedtailor.cli.progress import Progress
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -159,7 +161,7 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     assert "stopped; go on with: fedtailor run --resume mine" in answer.err
     assert call("run", "--resume", "mine", "--json").code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("fedtailor.api.prepare", stop)
+        patch.setattr("fedtailor.runs.execute.prepare", stop)
         answer = call("run", "promptfl", *words, "--out", "other")
     assert answer.code != 0
     assert "--resume" not in answer.err
@@ -289,7 +291,7 @@ def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """runs/NAME, then NAME-2, NAME-3."""
     monkeypatch.chdir(tmp_path)
     for expected in ("x", "x-2", "x-3"):
-        folder = cli.new_folder("x")
+        folder = words.new_folder("x")
         assert folder == Path("runs") / expected
         folder.mkdir(parents=True)
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.cluster.hierarchy import linkage
 
-from fedtailor.clustering import (
+from fedtailor.algorithms.clustering import (
     CLUSTERINGS,
     DISTANCES,
     DIVERSE,
@@ -23,8 +23,8 @@ from fedtailor.clustering import (
     proportions,
     similarity,
 )
-from fedtailor.errors import UserError
-from fedtailor.rng import number
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import number
 from golden_numbers import golden
 
 CASES = pytest.mark.parametrize("case", ["a", "b", "c"])
@@ -244,5 +244,5 @@ def test_seeds_decide_where_kmeans_is_torn() -> None:
 
 def test_import_is_light() -> None:
     """scikit-learn is slow to import, and who does not cluster has no need of it."""
-    code = "import sys, fedtailor.clustering; sys.exit('sklearn' in sys.modules)"
+    code = "import sys, fedtailor.algorithms.clustering; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

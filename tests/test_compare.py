@@ -19,17 +19,26 @@ from filelock import FileLock
 from rich.console import Console
 
 import fedtailor
-from fedtailor import cli, comparison
-from fedtailor.comparison import Comparison, RunsWatcher, spread
-from fedtailor.errors import UserError
-from fedtailor.lineup import Lineup, every_method, make_lineup, read_lineup, read_seeds, read_spec, split_words
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import generator
+from fedtailor.cli import main
+from fedtailor.cli.progress import Comparing
+from fedtailor.evaluation.metrics import NAMES
 from fedtailor.methods import METHODS
-from fedtailor.metrics import NAMES
-from fedtailor.progress import Comparing
 from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
-from fedtailor.rng import generator
-from fedtailor.setup import Setup, prepare
-from fedtailor.store import Store
+from fedtailor.runs import comparison
+from fedtailor.runs.comparison import Comparison, ComparisonCallback, spread
+from fedtailor.runs.comparison_spec import (
+    ComparisonSpec,
+    every_method,
+    load_spec,
+    make_spec,
+    parse_row,
+    read_seeds,
+    split_words,
+)
+from fedtailor.runs.folder import RunFolder
+from fedtailor.simulation.build import Experiment, build
 
 ROWS = ["promptfl", "promptprox:method.mu=0.7", "fedclip"]
 TITLES = ["zeroshot", "promptfl", "promptprox method.mu=0.7", "fedclip"]
@@ -72,8 +81,8 @@ def untimed(made: Comparison) -> dict[str, Any]:
 )
 def test_a_row_with_its_own_settings(word: str, name: str, own: dict[str, Any]) -> None:
     """After the colon; a comma parts two settings only where a key follows."""
-    assert read_spec(word) == (name, own)
-    assert read_spec((name, own)) == (name, own)
+    assert parse_row(word) == (name, own)
+    assert parse_row((name, own)) == (name, own)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,7 @@ def test_a_row_with_its_own_settings(word: str, name: str, own: dict[str, Any]) 
 )
 def test_a_row_that_is_wrong(word: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        read_spec(word)
+        parse_row(word)
     assert told in str(caught.value)
 
 
@@ -127,9 +136,9 @@ def test_seeds_that_are_none(given: Any) -> None:
     [({}, None, (0,)), ({"seed": 4}, None, (4,)), ({"seeds": 2}, None, (0, 1)), ({"seeds": "5,7"}, None, (5, 7))],
 )
 def test_seeds_among_the_settings(settings: dict[str, Any], seeds: Any, expected: tuple[int, ...]) -> None:
-    lineup = make_lineup(["promptfl"], settings, seeds)
-    assert lineup.seeds == expected
-    assert lineup.settings == {}
+    spec = make_spec(["promptfl"], settings, seeds)
+    assert spec.seeds == expected
+    assert spec.settings == {}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +146,7 @@ def test_seeds_among_the_settings(settings: dict[str, Any], seeds: Any, expected
 )
 def test_seeds_given_twice(settings: dict[str, Any], seeds: Any) -> None:
     with pytest.raises(UserError, match="the seeds are given twice"):
-        make_lineup(["promptfl"], settings, seeds)
+        make_spec(["promptfl"], settings, seeds)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------
@@ -145,37 +154,35 @@ def test_seeds_given_twice(settings: dict[str, Any], seeds: Any) -> None:
 
 def test_rows() -> None:
     """Zero-shot first, once; the rest in order, titled by their own settings, each in a folder of its own."""
-    lineup = make_lineup(["promptfl", "zeroshot", "promptfl:lr=0.1", "zeroshot", "promptfl:lr=0.1,tuner.length=2"], {})
+    spec = make_spec(["promptfl", "zeroshot", "promptfl:lr=0.1", "zeroshot", "promptfl:lr=0.1,tuner.length=2"], {})
     titles = ["zeroshot", "promptfl", "promptfl lr=0.1", "promptfl lr=0.1 tuner.length=2"]
-    assert [row.title for row in lineup.rows] == titles
-    assert lineup.folders == ["zeroshot", "promptfl", "promptfl-lr-0.1", "promptfl-lr-0.1-tuner.length-2"]
-    assert [row.run.local.lr for row in lineup.rows[1:]] == [0.001, 0.1, 0.1]
-    assert [row.run.tuner.name for row in lineup.rows] == ["none", *["text_prompt"] * 3]
-    assert [place.as_posix() for *_, place in replace(lineup, seeds=(3, 5)).runs()] == [
-        f"{name}/seed-{seed}" for seed in (3, 5) for name in lineup.folders
+    assert [row.title for row in spec.rows] == titles
+    assert spec.folders == ["zeroshot", "promptfl", "promptfl-lr-0.1", "promptfl-lr-0.1-tuner.length-2"]
+    assert [row.run.local.lr for row in spec.rows[1:]] == [0.001, 0.1, 0.1]
+    assert [row.run.tuner.name for row in spec.rows] == ["none", *["text_prompt"] * 3]
+    assert [place.as_posix() for *_, place in replace(spec, seeds=(3, 5)).runs()] == [
+        f"{name}/seed-{seed}" for seed in (3, 5) for name in spec.folders
     ]
 
 
 def test_folders_differ_where_titles_do() -> None:
     """Titles that become the same name, or that are very long."""
     words = ["promptfl:tuner.words=a b", "promptfl:tuner.words=a-b", f"promptfl:tuner.words={'long ' * 60}"]
-    names = make_lineup(words, {}).folders
+    names = make_spec(words, {}).folders
     assert names[1:3] == ["promptfl-tuner.words-a-b", "promptfl-tuner.words-a-b--2"]
     assert all(len(name) < 90 for name in names)
 
 
 def test_zero_shot_stands_on_the_others_federation() -> None:
     """Settings for all that it has no use for do not trouble it: a tuner, a preset, a rate."""
-    first, *others = make_lineup(
-        ["fedavg", "fedprox"], {"tuner": "lora", "tuner.rank": 2, "lr": 0.1, "clients": 7}
-    ).rows
+    first, *others = make_spec(["fedavg", "fedprox"], {"tuner": "lora", "tuner.rank": 2, "lr": 0.1, "clients": 7}).rows
     assert (first.run.tuner.name, first.run.clients, first.run.rounds) == ("none", 7, 0)
     assert [row.run.tuner.options["rank"] for row in others] == [2, 2]
-    first, *others = make_lineup(["promptfl"], {"preset": "fedcopl"}).rows
+    first, *others = make_spec(["promptfl"], {"preset": "fedcopl"}).rows
     assert (first.run.clients, first.run.fraction) == (10, 1.0)
-    assert make_lineup(["zeroshot"], {"clients": 3}).rows[0].run.clients == 3
+    assert make_spec(["zeroshot"], {"clients": 3}).rows[0].run.clients == 3
     with pytest.raises(UserError, match="zeroshot: zeroshot is a fixed combination with tuner none"):
-        make_lineup(["zeroshot"], {"tuner": "lora"})
+        make_spec(["zeroshot"], {"tuner": "lora"})
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ def test_zero_shot_stands_on_the_others_federation() -> None:
 def test_rows_that_differ_where_they_must_not(methods: list[str], told: str) -> None:
     """The key, the values, the rows, and what to do."""
     with pytest.raises(UserError) as caught:
-        make_lineup(methods, {})
+        make_spec(methods, {})
     key = told.partition(":")[0]
     assert f"the rows differ in {told}" in str(caught.value)
     assert str(caught.value).endswith(f"it must be equal, so give {key}=… once, for all")
@@ -208,10 +215,10 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
     """Where a method brings other numbers of clients and rounds, it is told; given once, it is well."""
     monkeypatch.setitem(METHODS, "fedclip", replace(METHODS["fedclip"], settings={"rounds": 5, "clients": 8}))
     with pytest.raises(UserError, match="differ in rounds: 40 in promptfl, 5 in fedclip"):
-        make_lineup(["promptfl", "fedclip"], {})
+        make_spec(["promptfl", "fedclip"], {})
     with pytest.raises(UserError, match="differ in clients: 20 in promptfl, 8 in fedclip"):
-        make_lineup(["promptfl", "fedclip"], {"rounds": 5})
-    assert len(make_lineup(["promptfl", "fedclip"], {"rounds": 5, "clients": 8}).rows) == 3
+        make_spec(["promptfl", "fedclip"], {"rounds": 5})
+    assert len(make_spec(["promptfl", "fedclip"], {"rounds": 5, "clients": 8}).rows) == 3
 
 
 @pytest.mark.parametrize(
@@ -230,26 +237,26 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
 )
 def test_mistakes(methods: list[str], settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        make_lineup(methods, settings)
+        make_spec(methods, settings)
     assert told in str(caught.value)
 
 
 def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any]) -> None:
     """Rows of one seed have one deal, one cohort a round and, with one tuner, one start, bit for bit; seeds do not."""
-    lineup = make_lineup(ROWS, small, 2)
-    setups = {(row.method, run.seed): prepare(run) for row, run, _ in lineup.runs()}
+    spec = make_spec(ROWS, small, 2)
+    setups = {(row.method, run.seed): build(run) for row, run, _ in spec.runs()}
 
-    def shares(setup: Setup) -> list[Any]:
-        return [(share.train.tolist(), share.test.tolist()) for share in setup.federation.shares]
+    def shares(experiment: Experiment) -> list[Any]:
+        return [(share.train.tolist(), share.test.tolist()) for share in experiment.federation.shares]
 
-    def cohorts(setup: Setup) -> list[list[int]]:
-        run, method = setup.run, setup.job.method
+    def cohorts(experiment: Experiment) -> list[list[int]]:
+        run, method = experiment.run, experiment.job.method
         return [method.cohort(t, run.clients, run.fraction, generator(run.seed, "cohort", t)) for t in range(20)]
 
     for seed in (0, 1):
-        mine = [setups[row.method, seed] for row in lineup.rows]
-        assert all(shares(setup) == shares(mine[0]) for setup in mine)
-        assert all(cohorts(setup) == cohorts(mine[0]) for setup in mine)
+        mine = [setups[row.method, seed] for row in spec.rows]
+        assert all(shares(experiment) == shares(mine[0]) for experiment in mine)
+        assert all(cohorts(experiment) == cohorts(mine[0]) for experiment in mine)
         first, second = setups["promptfl", seed].job.start, setups["promptprox", seed].job.start
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first)
@@ -406,14 +413,14 @@ def test_captions(number: str, told: str) -> None:
 def test_numbers(made: Comparison, small: dict[str, Any], folder: Path) -> None:
     """`last10` and `best` are the runs' own; zero-shot has one number only. Nothing is run for it."""
     for number in ("last10", "best"):
-        other = fedtailor.compare(ROWS, small, seeds=2, out=folder, number=number, watcher=Deaf())
+        other = fedtailor.compare(ROWS, small, seeds=2, out=folder, number=number, callback=Deaf())
         zero, prompt, *_ = other.summary["rows"]
         assert other.summary["number"] == number
         assert zero["global"] == made.summary["rows"][0]["global"]
         values = [result(folder, "promptfl", seed)[number]["personal"]["tail"] for seed in (0, 1)]
         assert prompt["personal"]["tail"] == spread(values)
-        assert read_lineup(folder)[1] == number
-    fedtailor.compare(ROWS, small, seeds=2, out=folder, watcher=Deaf())
+        assert load_spec(folder)[1] == number
+    fedtailor.compare(ROWS, small, seeds=2, out=folder, callback=Deaf())
     with pytest.raises(UserError, match="unknown number 'lst'; did you mean 'last'"):
         fedtailor.compare(ROWS, small, number="lst")
 
@@ -428,14 +435,14 @@ def test_spread() -> None:
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-class Deaf(RunsWatcher):
+class Deaf(ComparisonCallback):
     """Fails if anything is run."""
 
-    def started(self, setup: Any, zero_shot: Any) -> None:
-        raise AssertionError(f"{setup.run.method.name} was run")
+    def on_start(self, experiment: Any, zero_shot: Any) -> None:
+        raise AssertionError(f"{experiment.run.method.name} was run")
 
 
-class Listening(RunsWatcher):
+class Listening(ComparisonCallback):
     """Notes what is run, and stops after so many rounds."""
 
     def __init__(self, stop: int = -1) -> None:
@@ -443,13 +450,13 @@ class Listening(RunsWatcher):
         self.begun: list[str] = []
         self.stop = stop
 
-    def running(self, title: str, seed: int, done: int, total: int) -> None:
+    def on_run(self, title: str, seed: int, done: int, total: int) -> None:
         self.heard.append(f"{done}/{total} {title}, {seed}")
 
-    def started(self, setup: Setup, zero_shot: Any) -> None:
-        self.begun.append(f"{setup.run.method.name} {setup.run.seed}")
+    def on_start(self, experiment: Experiment, zero_shot: Any) -> None:
+        self.begun.append(f"{experiment.run.method.name} {experiment.run.seed}")
 
-    def finished(self, record: Any, rounds: int) -> None:
+    def on_round(self, record: Any, rounds: int) -> None:
         self.begun.append(f"round {record.round}")
         self.stop -= 1
         if self.stop == 0:
@@ -459,25 +466,25 @@ class Listening(RunsWatcher):
 def test_stopped_and_gone_on(small: dict[str, Any], made: Comparison, tmp_path: Path) -> None:
     """Finished runs are read, the stopped one goes on from its checkpoint, the rest are begun; the numbers agree."""
     with pytest.raises(KeyboardInterrupt):
-        fedtailor.compare(ROWS, small, seeds=2, out=tmp_path / "it", watcher=Listening(stop=5))
+        fedtailor.compare(ROWS, small, seeds=2, out=tmp_path / "it", callback=Listening(stop=5))
     assert not (tmp_path / "it" / "table.md").exists()
-    watcher = Listening()
-    again = fedtailor.compare(ROWS, small, seeds=2, out=tmp_path / "it", watcher=watcher)
+    callback = Listening()
+    again = fedtailor.compare(ROWS, small, seeds=2, out=tmp_path / "it", callback=callback)
     rounds = ["round 1", "round 2", "round 3"]
-    assert watcher.begun == [
+    assert callback.begun == [
         "promptprox 0", "round 3", "fedclip 0", *rounds, "zeroshot 1", "promptfl 1", *rounds, "promptprox 1", *rounds,
         "fedclip 1", *rounds,
     ]  # fmt: skip
-    assert watcher.heard == [f"{i}/8 {TITLES[i % 4]}, {i // 4}" for i in range(8)]
+    assert callback.heard == [f"{i}/8 {TITLES[i % 4]}, {i // 4}" for i in range(8)]
     assert untimed(again) == untimed(made)
 
 
 def test_a_result_that_is_gone(small: dict[str, Any], made: Comparison, folder: Path) -> None:
     """Only that run goes on, and comes to the same."""
     (folder / "fedclip" / "seed-1" / "result.json").unlink()
-    watcher = Listening()
-    again = fedtailor.compare(ROWS, small, seeds=2, out=folder, watcher=watcher)
-    assert watcher.begun == ["fedclip 1"]
+    callback = Listening()
+    again = fedtailor.compare(ROWS, small, seeds=2, out=folder, callback=callback)
+    assert callback.begun == ["fedclip 1"]
     assert untimed(again) == untimed(made)
 
 
@@ -485,9 +492,9 @@ def test_more_seeds(small: dict[str, Any], tmp_path: Path) -> None:
     """A finished comparison takes more seeds; what there is is not run again."""
     settings = {**small, "rounds": 1}
     fedtailor.compare(["promptfl"], settings, out=tmp_path)
-    watcher = Listening()
-    more = fedtailor.compare(["promptfl"], settings, seeds=2, out=tmp_path, watcher=watcher)
-    assert watcher.begun == ["zeroshot 1", "promptfl 1", "round 1"]
+    callback = Listening()
+    more = fedtailor.compare(["promptfl"], settings, seeds=2, out=tmp_path, callback=callback)
+    assert callback.begun == ["zeroshot 1", "promptfl 1", "round 1"]
     assert more.summary["rows"][1]["seeds"] == [0, 1]
 
 
@@ -561,11 +568,11 @@ def killed(small: dict[str, Any], made: Comparison, tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_and_gone_on(moment: str, killed: Path, small: dict[str, Any], made: Comparison) -> None:
     """kill -9 at any moment, then the same command: finished runs are not run again, and the numbers agree."""
-    folder, watcher = killed / moment, Listening()
+    folder, callback = killed / moment, Listening()
     finished = len(list(folder.rglob("result.json")))
     assert not (folder / "table.md").exists()
-    again = fedtailor.compare(["promptfl", "fedclip"], small, out=folder, watcher=watcher)
-    assert len([line for line in watcher.begun if not line.startswith("round")]) == 3 - finished
+    again = fedtailor.compare(["promptfl", "fedclip"], small, out=folder, callback=callback)
+    assert len([line for line in callback.begun if not line.startswith("round")]) == 3 - finished
     straight = untimed(made)
     assert untimed(again) == {title: straight[title][:1] for title in ("zeroshot", "promptfl", "fedclip")}
     assert (folder / "table.md").is_file()
@@ -599,7 +606,7 @@ def test_another_comparisons_folder(
     """It is left alone, and what differs is told."""
     before = (folder / "compare.json").read_bytes()
     with pytest.raises(UserError) as caught:
-        fedtailor.compare(methods, {**small, **change}, seeds=seeds, out=folder, watcher=Deaf())
+        fedtailor.compare(methods, {**small, **change}, seeds=seeds, out=folder, callback=Deaf())
     assert f"{folder} holds another comparison: {told}" in str(caught.value)
     assert f"fedtailor compare --resume {folder}" in str(caught.value)
     assert (folder / "compare.json").read_bytes() == before
@@ -613,7 +620,7 @@ def test_a_setting_that_has_come_in_since(made: Comparison, small: dict[str, Any
     for row in old["rows"]:
         assert row["run"]["plan"].pop("deadline") > 0
     note.write_text(json.dumps(old))
-    again = fedtailor.compare(ROWS, small, seeds=2, out=folder, watcher=Deaf())
+    again = fedtailor.compare(ROWS, small, seeds=2, out=folder, callback=Deaf())
     assert untimed(again) == untimed(made)
     assert note.read_bytes() == before
 
@@ -626,8 +633,8 @@ def test_folders_that_are_none(small: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not empty, and holds no comparison; choose another --out"):
         fedtailor.compare(ROWS, small, out=tmp_path)
     with pytest.raises(UserError, match=r"is not a comparison's folder: it has no compare\.json"):
-        read_lineup(tmp_path)
-    note = {**make_lineup(ROWS, small).note(), "number": "last"}
+        load_spec(tmp_path)
+    note = {**make_spec(ROWS, small).note(), "number": "last"}
     for text, told in (
         (json.dumps({**note, "version": "0.0.1"}), "was written by fedtailor 0.0.1, this is"),
         ("{", "is damaged"),
@@ -650,8 +657,11 @@ def test_a_run_folder_that_was_edited(small: dict[str, Any], tmp_path: Path) -> 
 
 def test_two_at_once(small: dict[str, Any], tmp_path: Path) -> None:
     """Another process in the same folder is refused, and begins nothing."""
-    with FileLock(Store(tmp_path).folder / ".lock"), pytest.raises(UserError, match="another process is running in"):
-        fedtailor.compare(["promptfl"], small, out=tmp_path, watcher=Deaf())
+    with (
+        FileLock(RunFolder(tmp_path).folder / ".lock"),
+        pytest.raises(UserError, match="another process is running in"),
+    ):
+        fedtailor.compare(["promptfl"], small, out=tmp_path, callback=Deaf())
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -668,7 +678,7 @@ def test_what_only_shows_later_shows_before_the_first_run(
 ) -> None:
     """An impossible last row costs no work on the first, and leaves no folder."""
     with pytest.raises(UserError) as caught:
-        fedtailor.compare(methods, {**small, **change}, out=tmp_path / "it", watcher=Deaf())
+        fedtailor.compare(methods, {**small, **change}, out=tmp_path / "it", callback=Deaf())
     assert told in str(caught.value)
     assert not (tmp_path / "it").exists()
 
@@ -688,7 +698,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedtailor", "compare", *words])
         code: Any = 0
         try:
-            cli.main()
+            main.main()
         except SystemExit as end:
             code = end.code
         return int(code or 0), *capsys.readouterr()
@@ -786,23 +796,23 @@ def test_progress(small: dict[str, Any]) -> None:
     seen: list[list[str]] = []
 
     class Recording(Comparing):
-        def finished(self, record: Any, rounds: int) -> None:
+        def on_round(self, record: Any, rounds: int) -> None:
             super().finished(record, rounds)
             seen.append([f"{task.description} {task.completed}/{task.total}" for task in self.bars.tasks])
             assert "promptfl" in self.bars.tasks[0].fields["note"]
 
     with Recording(enabled=False) as progress:
-        fedtailor.compare(["promptfl"], {**small, "rounds": 1}, seeds=2, watcher=progress)
+        fedtailor.compare(["promptfl"], {**small, "rounds": 1}, seeds=2, callback=progress)
     assert seen == [["runs 1/4", "promptfl: round 1/1"], ["runs 3/4", "promptfl: round 1/1"]]
 
 
 def test_the_lineup_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
-    lineup: Lineup = make_lineup([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
-    (tmp_path / "compare.json").write_text(json.dumps({**lineup.note(), "number": "best", "sort": "tail"}))
-    back, number, sort = read_lineup(tmp_path)
+    spec: ComparisonSpec = make_spec([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
+    (tmp_path / "compare.json").write_text(json.dumps({**spec.note(), "number": "best", "sort": "tail"}))
+    back, number, sort = load_spec(tmp_path)
     assert sort == "tail"
-    assert back == lineup
+    assert back == spec
     assert number == "best"
 
 
@@ -812,10 +822,10 @@ def test_the_page(made: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("fedtailor compare ")]
     first = commands[0]
     assert first[-2:] == ["--seeds", "3"]
-    assert len(make_lineup(*split_words(first[:-2]), "3").rows) == 4
+    assert len(make_spec(*split_words(first[:-2]), "3").rows) == 4
 
     def planned(methods: Any, settings: Any, *, seeds: Any, **more: Any) -> Comparison:
-        assert len(make_lineup(methods, {**settings, **more}, seeds).rows) == 3
+        assert len(make_spec(methods, {**settings, **more}, seeds).rows) == 3
         return made
 
     monkeypatch.setattr(fedtailor, "compare", planned)
@@ -848,7 +858,7 @@ def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
         assert {row["title"] for row, _ in lines} == set(TITLES)
         assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
     with pytest.raises(UserError, match="unknown sort"):
-        comparison.carry_out(make_lineup(["promptfl"], {}), None, sort="tale")
+        comparison.run_comparison(make_spec(["promptfl"], {}), None, sort="tale")
 
 
 def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
@@ -863,6 +873,6 @@ def test_every_method_has_one_row() -> None:
     """What is the same method under two names is compared once, under its paper's."""
     names = every_method()
     assert set(METHODS) - set(names) == {"fedavg", "fedprox"}
-    lineup = make_lineup(names, {"rounds": 2})
-    assert lineup.rows[0].method == "zeroshot"
-    assert len(lineup.rows) == len(names)
+    spec = make_spec(names, {"rounds": 2})
+    assert spec.rows[0].method == "zeroshot"
+    assert len(spec.rows) == len(names)

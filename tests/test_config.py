@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import fedtailor
-from fedtailor.config import Run, flat, make_run, parse, parse_value, read_toml
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
 from fedtailor.methods import METHODS
+from fedtailor.settings.run import Run, flat, make_run, parse, parse_value, read_toml
 from fedtailor.tuners.join import Join
 from fedtailor.tuners.text_prompt import TextPrompt
 

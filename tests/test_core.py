@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Cluster, Method, Params, Reply, Server, resolve, weighted_mean
-from fedtailor.errors import UserError
-from fedtailor.rng import generator
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import generator
+from fedtailor.core.aggregation import weighted_mean
+from fedtailor.core.method import Method, resolve
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Cluster, Params, Reply, Server
 
 
 def named(*names: str) -> Params:

@@ -13,10 +13,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedtailor.core import Batch, Params
-from fedtailor.data.samples import CachedPool, Shelf
-from fedtailor.descend import Local, descend, gradient_of
-from fedtailor.rng import generator
+from fedtailor.base.rng import generator
+from fedtailor.client.data import ClientData
+from fedtailor.client.features import CachedFeatures
+from fedtailor.core.optim import LocalTraining, gradient_of, optimise
+from fedtailor.core.types import Batch, Params
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -47,9 +48,9 @@ def bowl(theta: Params, _: Batch) -> Tensor:
 
 def after(steps: int, **settings: object) -> float:
     """w after so many steps from 1, with lr 0.1 and plain SGD unless told otherwise."""
-    local = Local.model_validate({"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **settings})
+    local = LocalTraining.model_validate({"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **settings})
     theta = {"w": torch.tensor([1.0], dtype=torch.float64)}
-    return descend(gradient_of(bowl), theta, Steps(steps), local, 0, generator(0))["w"].item()
+    return optimise(gradient_of(bowl), theta, Steps(steps), local, 0, generator(0))["w"].item()
 
 
 def test_sgd_with_momentum_and_decay() -> None:
@@ -90,30 +91,30 @@ def test_adam_and_adamw(optimiser: str) -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])
 def test_optimiser_is_fresh_each_call(optimiser: str) -> None:
     """Nothing is carried from one round to the next: two calls of one step are not one call of two."""
-    local = Local(lr=0.1, optimiser=optimiser, momentum=0.5, weight_decay=0.1, betas=(0.5, 0.9))
+    local = LocalTraining(lr=0.1, optimiser=optimiser, momentum=0.5, weight_decay=0.1, betas=(0.5, 0.9))
     theta = {"w": torch.tensor([1.0, 3.0], dtype=torch.float64)}
-    once = descend(gradient_of(bowl), theta, Steps(1), local, 0, generator(0))
-    twice = descend(gradient_of(bowl), once, Steps(1), local, 1, generator(0))
-    again = descend(gradient_of(bowl), once, Steps(1), local, 7, generator(0))
-    straight = descend(gradient_of(bowl), theta, Steps(2), local, 0, generator(0))
+    once = optimise(gradient_of(bowl), theta, Steps(1), local, 0, generator(0))
+    twice = optimise(gradient_of(bowl), once, Steps(1), local, 1, generator(0))
+    again = optimise(gradient_of(bowl), once, Steps(1), local, 7, generator(0))
+    straight = optimise(gradient_of(bowl), theta, Steps(2), local, 0, generator(0))
     assert torch.equal(twice["w"], again["w"])
     assert not torch.allclose(twice["w"], straight["w"])
 
 
 def test_rates_within_a_round() -> None:
     """Cosine over 4 epochs: 0.5 (1 + cos 0, π/4, π/2, 3π/4); step 2: halved after two epochs; both again each round."""
-    cosine = Local(lr=1.0, epochs=4, schedule="cosine")
-    step = Local(lr=1.0, epochs=4, schedule="step", step=2, gamma=0.5)
+    cosine = LocalTraining(lr=1.0, epochs=4, schedule="cosine")
+    step = LocalTraining(lr=1.0, epochs=4, schedule="step", step=2, gamma=0.5)
     root = math.sqrt(0.5)
     for round_ in (0, 3):
         assert [cosine.rate(round_, e) for e in range(4)] == pytest.approx([1, (1 + root) / 2, 0.5, (1 - root) / 2])
         assert [step.rate(round_, e) for e in range(4)] == [1, 1, 0.5, 0.5]
-        assert [Local(lr=0.3, epochs=4).rate(round_, e) for e in range(4)] == [0.3] * 4
+        assert [LocalTraining(lr=0.3, epochs=4).rate(round_, e) for e in range(4)] == [0.3] * 4
 
 
 def test_step_schedule_across_rounds() -> None:
     """span=6 with 2 epochs a round: epochs 0…5 in rounds 0–2, a drop every 3, from the beginning in round 3."""
-    local = Local(lr=1.0, epochs=2, schedule="step", step=3, gamma=0.1, span=6)
+    local = LocalTraining(lr=1.0, epochs=2, schedule="step", step=3, gamma=0.1, span=6)
     rates = [local.rate(r, e) for r in range(4) for e in range(2)]
     assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 1, 1])
 
@@ -121,7 +122,7 @@ def test_step_schedule_across_rounds() -> None:
 def test_rates_of_fedcopl() -> None:
     """FedCoPL's own scheduler over 10 epochs × 5 rounds, and a new cycle after that."""
     golden = json.loads((GOLDEN / "fedcopl_lr.json").read_text())["lr"]
-    local = Local(lr=0.1, epochs=10, schedule="cosine", span=50)
+    local = LocalTraining(lr=0.1, epochs=10, schedule="cosine", span=50)
     for first in (0, 5):
         rates = [local.rate(first + r, e) for r in range(5) for e in range(10)]
         assert rates == pytest.approx(golden, rel=1e-6)
@@ -129,9 +130,9 @@ def test_rates_of_fedcopl() -> None:
 
 def test_descend_uses_the_rate_of_its_round_and_epoch() -> None:
     """Round 1 of 2 epochs, span 4: rates 0.1 · 0.5 and 0.1 · (1 − √½)/2 = 0.0146447; w = 0.95 · 0.9853553."""
-    local = Local(lr=0.1, epochs=2, momentum=0, weight_decay=0, schedule="cosine", span=4)
+    local = LocalTraining(lr=0.1, epochs=2, momentum=0, weight_decay=0, schedule="cosine", span=4)
     theta = {"w": torch.tensor([1.0], dtype=torch.float64)}
-    w = descend(gradient_of(bowl), theta, Steps(1), local, 1, generator(0))["w"].item()
+    w = optimise(gradient_of(bowl), theta, Steps(1), local, 1, generator(0))["w"].item()
     assert w == pytest.approx(0.95 * (1 - 0.1 * (1 - math.sqrt(0.5)) / 2), rel=1e-12)
 
 
@@ -143,8 +144,8 @@ def test_clipping_is_by_the_whole_norm() -> None:
         return (now["a"].square() + now["b"].square()).sum() / 2
 
     def step(clip: float) -> list[float]:
-        local = Local(lr=1.0, momentum=0, weight_decay=0, clip=clip)
-        out = descend(gradient_of(both), theta, Steps(1), local, 0, generator(0))
+        local = LocalTraining(lr=1.0, momentum=0, weight_decay=0, clip=clip)
+        out = optimise(gradient_of(both), theta, Steps(1), local, 0, generator(0))
         return [(theta[n] - out[n]).item() for n in ("a", "b")]
 
     assert step(1.0) == pytest.approx([0.6, 0.8], abs=1e-5)
@@ -159,7 +160,7 @@ def test_fixed_and_start_are_left_alone() -> None:
     def loss(now: Params, _: Batch) -> Tensor:
         return (now["w"] * now["f"]).sum()
 
-    out = descend(gradient_of(loss), theta, Steps(3), Local(lr=0.1), 0, generator(0), fixed={"f"})
+    out = optimise(gradient_of(loss), theta, Steps(3), LocalTraining(lr=0.1), 0, generator(0), fixed={"f"})
     assert all(torch.equal(theta[n], before[n]) and not theta[n].requires_grad for n in theta)
     assert torch.equal(out["f"], before["f"])
     assert not torch.equal(out["w"], before["w"])
@@ -173,7 +174,7 @@ def test_what_a_loss_does_not_reach_has_no_gradient() -> None:
     batch = next(Steps(1).batches(1, False, generator(0)))
     assert list(gradient_of(bowl)(now, batch)) == ["w"]
     start = {n: v.detach() for n, v in now.items()}
-    out = descend(gradient_of(bowl), start, Steps(2), Local(lr=0.1, weight_decay=0.5), 0, generator(0))
+    out = optimise(gradient_of(bowl), start, Steps(2), LocalTraining(lr=0.1, weight_decay=0.5), 0, generator(0))
     assert out["idle"].item() == 5.0
     assert out["w"].item() != 2.0
 
@@ -185,21 +186,23 @@ def test_what_a_loss_does_not_reach_has_no_gradient() -> None:
 def test_the_last_small_batch(samples: int, drop_last: bool, sizes: list[int]) -> None:
     """It is dropped where asked, unless it is the only one; descend passes the wish on."""
     values = np.zeros((samples, 1), dtype=np.float32)
-    shelf = Shelf(CachedPool(values), np.arange(samples), np.zeros(samples, dtype=np.int64), 1)
+    shelf = ClientData(CachedFeatures(values), np.arange(samples), np.zeros(samples, dtype=np.int64), 1)
     seen: list[int] = []
 
     def gradient(now: Params, batch: Batch) -> Params:
         seen.append(len(batch.y))
         return {"w": torch.zeros(1)}
 
-    local = Local(batch=4, drop_last=drop_last, epochs=2)
-    descend(gradient, {"w": torch.zeros(1)}, shelf, local, 0, generator(0))
+    local = LocalTraining(batch=4, drop_last=drop_last, epochs=2)
+    optimise(gradient, {"w": torch.zeros(1)}, shelf, local, 0, generator(0))
     assert seen == sizes * 2
 
 
 def test_every_epoch_has_its_own_order() -> None:
     """The generator runs on: two epochs meet the samples in different orders, and the same seed gives both again."""
-    shelf = Shelf(CachedPool(np.zeros((32, 1), dtype=np.float32)), np.arange(32), np.zeros(32, dtype=np.int64), 1)
+    shelf = ClientData(
+        CachedFeatures(np.zeros((32, 1), dtype=np.float32)), np.arange(32), np.zeros(32, dtype=np.int64), 1
+    )
 
     def orders(seed: int) -> list[list[int]]:
         seen: list[list[int]] = []
@@ -208,7 +211,7 @@ def test_every_epoch_has_its_own_order() -> None:
             seen.append(batch.index.tolist())
             return {}
 
-        descend(gradient, {"w": torch.zeros(1)}, shelf, Local(batch=32, epochs=2), 0, generator(seed))
+        optimise(gradient, {"w": torch.zeros(1)}, shelf, LocalTraining(batch=32, epochs=2), 0, generator(seed))
         return seen
 
     first, second = orders(1)
@@ -238,24 +241,24 @@ def test_every_epoch_has_its_own_order() -> None:
 def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
     """What torch would only refuse in the first step, or never, is refused when it is said."""
     with pytest.raises(ValidationError):
-        Local.model_validate(wrong)
+        LocalTraining.model_validate(wrong)
 
 
 def test_momentum_can_be_handed_on() -> None:
     """Two clients of two steps each, momentum handed on, move as one of four steps does; without it they do not."""
-    local = Local(lr=0.1, momentum=0.5, weight_decay=0.0, carry="shared")
+    local = LocalTraining(lr=0.1, momentum=0.5, weight_decay=0.0, carry="shared")
     theta, velocity = {"w": torch.tensor([1.0], dtype=torch.float64)}, dict[str, Tensor]()
     for _ in range(2):
-        theta = descend(gradient_of(bowl), theta, Steps(2), local, 0, generator(0), velocity=velocity)
+        theta = optimise(gradient_of(bowl), theta, Steps(2), local, 0, generator(0), velocity=velocity)
     assert theta["w"].item() == pytest.approx(after(4, momentum=0.5))
     assert velocity["w"].item() != 0
     plain = {"w": torch.tensor([1.0], dtype=torch.float64)}
     for _ in range(2):
-        plain = descend(gradient_of(bowl), plain, Steps(2), local, 0, generator(0))
+        plain = optimise(gradient_of(bowl), plain, Steps(2), local, 0, generator(0))
     assert plain["w"].item() != pytest.approx(after(4, momentum=0.5))
 
 
 @pytest.mark.parametrize("settings", [{"optimiser": "adam"}, {"momentum": 0.0}])
 def test_only_sgd_has_a_momentum_to_carry(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="carry needs sgd"):
-        Local.model_validate({"carry": "shared", **settings})
+        LocalTraining.model_validate({"carry": "shared", **settings})

@@ -14,16 +14,19 @@ import pytest
 import torch
 import typer
 
-from fedtailor.cli import app, run_of
-from fedtailor.config import make_run
-from fedtailor.core import LOCAL, Method, Params
+from fedtailor.cli.app import app
+from fedtailor.cli.words import run_of
+from fedtailor.client.job import Job
+from fedtailor.core.method import Method
+from fedtailor.core.types import LOCAL, Params
 from fedtailor.labelers import Labeler
 from fedtailor.labelers.zeroshot import probabilities
-from fedtailor.lineup import every_method, make_lineup, split_words
 from fedtailor.methods import METHODS
-from fedtailor.train import advance
+from fedtailor.runs.comparison_spec import every_method, make_spec, split_words
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import TUNERS
-from fedtailor.visit import Job
 from world import world
 
 ROOT = Path(__file__).parent.parent
@@ -63,11 +66,11 @@ def test_the_method_of_the_tutorial() -> None:
     names: dict[str, Any] = {"__name__": "fedtailor.methods.fedkeep", "__package__": "fedtailor.methods"}
     exec(compile(code, "fedkeep.py", "exec"), names)
     made: type[Method] = names["FedKeep"]
-    setup = world(tuner="text_prompt+visual_prompt")
-    job = Job(made(local=setup.run.local), setup.job.model, seed=3)
+    experiment = world(tuner="text_prompt+visual_prompt")
+    job = Job(made(local=experiment.run.local), experiment.job.model, seed=3)
     assert job.scopes["visual.ctx"] == LOCAL
-    setup = replace(setup, job=job)
-    engine = setup.engine()
+    experiment = replace(experiment, job=job)
+    engine = make_engine(experiment)
     cohort = job.method.cohort(0, 4, 0.5, None)  # type: ignore[arg-type]  # everyone: nothing is drawn
     assert cohort == [0, 1, 2, 3]
     server = job.method.round(job.first_server(), cohort, engine)
@@ -82,16 +85,16 @@ def test_the_labeler_of_the_page() -> None:
     names: dict[str, Any] = {"__name__": "fedtailor.labelers.sure", "__package__": "fedtailor.labelers"}
     exec(compile(code, "sure.py", "exec"), names)
     labeler: Labeler = names["Sure"]()
-    setup = world("fedavg", rounds=1, fraction=1.0)
-    setup = replace(setup, job=replace(setup.job, labeler=labeler))
-    engine = setup.engine()
-    engine.traffic = []
-    server, _ = advance(setup, setup.job.first_server(), engine)
-    assert (server.params["text.ctx"] != setup.job.start["text.ctx"]).any()
-    sent = {(seen.task.pass_, *seen.reply.stats) for seen in engine.traffic}
+    experiment = world("fedavg", rounds=1, fraction=1.0)
+    experiment = replace(experiment, job=replace(experiment.job, labeler=labeler))
+    engine = make_engine(experiment)
+    engine.trace = []
+    server, _ = run_round(experiment, experiment.job.first_server(), engine)
+    assert (server.params["text.ctx"] != experiment.job.start["text.ctx"]).any()
+    sent = {(seen.task.pass_name, *seen.reply.stats) for seen in engine.trace}
     assert sent == {("labels.measure", "sums"), ("labels.choose",), ("train",)}
-    seen_by = [SimpleNamespace(round=0, data=setup.shelves[k]) for k in range(4)]
-    probs = [probabilities(setup.job.model, me) for me in seen_by]  # type: ignore[arg-type]
+    seen_by = [SimpleNamespace(round=0, data=experiment.client_data[k]) for k in range(4)]
+    probs = [probabilities(experiment.job.model, me) for me in seen_by]  # type: ignore[arg-type]
     least = torch.cat(probs).amax(1).mean()
     for k in range(4):
         kept = engine.clients[k].memory
@@ -117,7 +120,7 @@ def test_commands_of_the_methods(command: str) -> None:
     if verb == "compare":
         rows, settings = split_words(given["words"] or [])
         rows += every_method() if given["all_"] else []
-        assert given["resume"] or len(make_lineup(rows, settings, given["seeds"]).rows) > 2  # zero-shot is always there
+        assert given["resume"] or len(make_spec(rows, settings, given["seeds"]).rows) > 2  # zero-shot is always there
     else:
         assert verb == "run"
         run = run_of(given["words"])
@@ -221,14 +224,14 @@ def test_sums_of_what_is_sent() -> None:
 def test_messages(page: Path) -> None:
     """A federation sends what the page's table says: these passes, and by name all that goes down and up in them."""
     tuner = make_run(page.stem).tuner.name
-    setup = world(page.stem, tuner, rounds=3, fraction=1.0)
-    engine, server = setup.engine(), setup.job.first_server()
-    engine.traffic = []
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+    experiment = world(page.stem, tuner, rounds=3, fraction=1.0)
+    engine, server = make_engine(experiment), experiment.job.first_server()
+    engine.trace = []
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     sent: dict[str, tuple[set[str], set[str]]] = {}
-    for seen in engine.traffic:
-        down, up = sent.setdefault(seen.task.pass_, (set(), set()))
+    for seen in engine.trace:
+        down, up = sent.setdefault(seen.task.pass_name, (set(), set()))
         down.update(seen.task.inbox)
         up.update(seen.reply.params, seen.reply.stats)
     told = {quoted(row[0])[0]: (set(quoted(row[2])), set(quoted(row[3]))) for row in table(page, "pass", "up")}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedtailor import doctor
-from fedtailor.doctor import Finding
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.cli import doctor
+from fedtailor.cli.installation import Finding
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

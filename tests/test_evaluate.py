@@ -11,45 +11,49 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor import evaluate
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Cluster, Method, Params, Scope, Server
+from fedtailor.base.rng import generator
+from fedtailor.client.features import CachedFeatures
+from fedtailor.client.job import ClientState, Job
+from fedtailor.core.method import Method
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Cluster, Params, Scope, Server
+from fedtailor.data.dataset import Indices
 from fedtailor.data.groups import Groups
-from fedtailor.data.samples import CachedPool
-from fedtailor.data.sets import Indices
-from fedtailor.evaluate import personal_theta, score_client, score_clients, score_shared, score_zero_shot
-from fedtailor.rng import generator
-from fedtailor.setup import Setup
-from fedtailor.visit import Client, Job
+from fedtailor.evaluation import testing
+from fedtailor.evaluation.testing import personal_theta, score_client, score_clients, score_shared, score_zero_shot
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
 from world import dataset, world
 
 
 @pytest.fixture(scope="module")
-def setup() -> Setup:
+def experiment() -> Experiment:
     return world("fedavg", "text_prompt+visual_prompt")
 
 
-def some_theta(setup: Setup, seed: int) -> Params:
+def some_theta(experiment: Experiment, seed: int) -> Params:
     rng = generator(seed)
-    return {n: torch.randn(v.shape, generator=rng) for n, v in setup.job.start.items()}
+    return {n: torch.randn(v.shape, generator=rng) for n, v in experiment.job.start.items()}
 
 
-def test_chunks_change_no_prediction(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_no_prediction(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """One picture at a time, seven, or all at once."""
-    theta, found = some_theta(setup, 1), list[Indices]()
-    one = 4 * setup.tests.pool.fetch(np.arange(1)).numel()
+    theta, found = some_theta(experiment, 1), list[Indices]()
+    one = 4 * experiment.tests.pool.fetch(np.arange(1)).numel()
     for room in (1, 7 * one, 1 << 30):
-        monkeypatch.setattr(evaluate, "CHUNK_BYTES", room)
+        monkeypatch.setattr(testing, "CHUNK_BYTES", room)
         with torch.no_grad():
-            found.append(setup.tests.predict(lambda x: setup.job.model.logits(theta, x), setup.tests.everything))
+            found.append(
+                experiment.tests.predict(lambda x: experiment.job.model.logits(theta, x), experiment.tests.everything)
+            )
     assert len(np.unique(found[0])) > 1
     assert all((other == found[0]).all() for other in found[1:])
 
 
 def test_chunks_are_as_large_as_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of 3 floats, 24 bytes of room: two at a time, in the order asked for."""
-    monkeypatch.setattr(evaluate, "CHUNK_BYTES", 24)
-    pool = CachedPool(np.eye(5, 3, dtype=np.float32))
-    tests = evaluate.Tests(pool, np.zeros(5, dtype=np.int64), (), Groups(np.array([0]), np.array([1]), np.array([2])))
+    monkeypatch.setattr(testing, "CHUNK_BYTES", 24)
+    pool = CachedFeatures(np.eye(5, 3, dtype=np.float32))
+    tests = testing.EvalSet(pool, np.zeros(5, dtype=np.int64), (), Groups(np.array([0]), np.array([1]), np.array([2])))
     sizes: list[int] = []
 
     def logits(x: Tensor) -> Tensor:
@@ -61,8 +65,8 @@ def test_chunks_are_as_large_as_they_may_be(monkeypatch: pytest.MonkeyPatch) -> 
     assert tests.predict(logits, np.array([], dtype=np.int64)).tolist() == []
 
 
-def count_texts(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> list[int]:
-    tower, calls = type(setup.job.model.clip.text), list[int]()
+def count_texts(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> list[int]:
+    tower, calls = type(experiment.job.model.clip.text), list[int]()
     forward = tower.forward
 
     def counting(self: Any, *inputs: Any, **more: Any) -> Any:
@@ -73,41 +77,41 @@ def count_texts(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> list[int]:
     return calls
 
 
-def test_text_is_encoded_once_an_evaluation(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_encoded_once_an_evaluation(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chunks: once for the server, once for each client, and for nobody with the next parameters' text."""
-    monkeypatch.setattr(evaluate, "CHUNK_BYTES", 1)
-    calls = count_texts(monkeypatch, setup)
-    server = replace(setup.job.first_server(), params=some_theta(setup, 1))
-    first = score_shared(setup.job, server, setup.tests)
+    monkeypatch.setattr(testing, "CHUNK_BYTES", 1)
+    calls = count_texts(monkeypatch, experiment)
+    server = replace(experiment.job.first_server(), params=some_theta(experiment, 1))
+    first = score_shared(experiment.job, server, experiment.tests)
     assert len(calls) == 1
-    clients = setup.engine().clients
-    score_clients(setup.job, server, clients, setup.tests)
+    clients = make_engine(experiment).clients
+    score_clients(experiment.job, server, clients, experiment.tests)
     assert len(calls) == 1 + len(clients)
-    other = score_shared(setup.job, replace(server, params=some_theta(setup, 2)), setup.tests)
+    other = score_shared(experiment.job, replace(server, params=some_theta(experiment, 2)), experiment.tests)
     assert len(calls) == 2 + len(clients)
     assert other.per_class != first.per_class
-    assert score_shared(setup.job, server, setup.tests) == first
+    assert score_shared(experiment.job, server, experiment.tests) == first
 
 
-def test_training_remembers_no_text(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_remembers_no_text(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside an evaluation parameters change in place, so every call encodes anew."""
-    calls = count_texts(monkeypatch, setup)
-    theta = some_theta(setup, 1)
+    calls = count_texts(monkeypatch, experiment)
+    theta = some_theta(experiment, 1)
     with torch.no_grad():
-        before = setup.job.model.text(theta)
+        before = experiment.job.model.text(theta)
         theta["text.ctx"].mul_(2)
-        after = setup.job.model.text(theta)
+        after = experiment.job.model.text(theta)
     assert len(calls) == 2
     assert not torch.allclose(before, after)
 
 
-def test_zero_shot_is_the_template(setup: Setup) -> None:
+def test_zero_shot_is_the_template(experiment: Experiment) -> None:
     """The whole set, and the mean of the same predictions on the clients' parts; no parameter plays a part."""
-    whole, parts = score_zero_shot(setup.job, setup.tests)
+    whole, parts = score_zero_shot(experiment.job, experiment.tests)
     labels = dataset().test.labels
-    predicted = setup.tests.predict(setup.job.model.zero_shot_logits, setup.tests.everything)
+    predicted = experiment.tests.predict(experiment.job.model.zero_shot_logits, experiment.tests.everything)
     assert whole.overall == pytest.approx(100 * np.mean(predicted == labels))
-    each = [100 * np.mean(predicted[p] == labels[p]) for p in setup.tests.parts]
+    each = [100 * np.mean(predicted[p] == labels[p]) for p in experiment.tests.parts]
     assert parts.overall == pytest.approx(np.mean(each))
     assert parts.worst == pytest.approx(min(each))
 
@@ -129,7 +133,7 @@ def number(value: float) -> Tensor:
     return torch.tensor([value])
 
 
-def theta(method: Method, who: int, client: Client) -> dict[str, float]:
+def theta(method: Method, who: int, client: ClientState) -> dict[str, float]:
     job = Job(method, None, 0)  # type: ignore[arg-type]
     params = {n: number(10 + i) for i, n in enumerate(job.first_server().params)}
     server = Server(3, params, {"near": {0: {"c": number(77)}}}, {"near": {1: 0}})
@@ -138,24 +142,24 @@ def theta(method: Method, who: int, client: Client) -> dict[str, float]:
 
 def test_a_model_with_parameters_of_its_own() -> None:
     """Its LOCAL parameters, the server's shared ones now, its cluster's copy; never what it trained before."""
-    client = Client(local={"x": number(5)})
+    client = ClientState(local={"x": number(5)})
     assert theta(Personal(), 0, client) == {"g": 10, "c": 11, "x": 5, "f": 0}
     assert theta(Personal(), 1, client) == {"g": 10, "c": 77, "x": 5, "f": 0}
-    assert theta(Personal(), 1, Client()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # not visited yet: the first value
+    assert theta(Personal(), 1, ClientState()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # not visited yet: the first value
 
 
 def test_a_model_without_parameters_of_its_own() -> None:
     """What the client last trained, before it was averaged; the server's for what it has not trained."""
-    assert theta(Common(), 1, Client(tuned={"g": number(1), "c": number(2)})) == {"g": 1, "c": 2, "x": 12, "f": 0}
-    assert theta(Common(), 1, Client()) == {"g": 10, "c": 77, "x": 12, "f": 0}
+    assert theta(Common(), 1, ClientState(tuned={"g": number(1), "c": number(2)})) == {"g": 1, "c": 2, "x": 12, "f": 0}
+    assert theta(Common(), 1, ClientState()) == {"g": 10, "c": 77, "x": 12, "f": 0}
 
 
-def test_a_client_is_tested_on_its_own_part(setup: Setup) -> None:
+def test_a_client_is_tested_on_its_own_part(experiment: Experiment) -> None:
     """A trained client's score is that of its own parameters on its own pictures."""
-    mine, server = some_theta(setup, 4), setup.job.first_server()
-    found = score_client(setup.job, server, 2, Client(tuned=mine), setup.tests)
-    part, labels = setup.tests.parts[2], dataset().test.labels
+    mine, server = some_theta(experiment, 4), experiment.job.first_server()
+    found = score_client(experiment.job, server, 2, ClientState(tuned=mine), experiment.tests)
+    part, labels = experiment.tests.parts[2], dataset().test.labels
     with torch.no_grad():
-        predicted = setup.job.model.logits(mine, setup.tests.pool.fetch(part)).argmax(1).numpy()
+        predicted = experiment.job.model.logits(mine, experiment.tests.pool.fetch(part)).argmax(1).numpy()
     assert found.overall == pytest.approx(100 * np.mean(predicted == labels[part]))
-    assert found.per_class != score_client(setup.job, server, 2, Client(), setup.tests).per_class
+    assert found.per_class != score_client(experiment.job, server, 2, ClientState(), experiment.tests).per_class

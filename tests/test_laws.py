@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 import torch
 
+from fedtailor.base.rng import generator
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.client.job import ClientState, Task, theta_of
+from fedtailor.client.step import LazyBalance, client_step, labelled_data
 from fedtailor.clip.load import digest
-from fedtailor.config import flat
-from fedtailor.core import LOCAL, Method, Params, Reply, Server
-from fedtailor.descend import descend
-from fedtailor.engines import ENGINES
-from fedtailor.engines.local import LocalEngine
+from fedtailor.core.method import Method
+from fedtailor.core.optim import optimise
+from fedtailor.core.types import LOCAL, Params, Reply, Server
 from fedtailor.methods import METHODS
-from fedtailor.rng import generator
-from fedtailor.setup import Setup
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import advance, train
-from fedtailor.visit import Client, Hold, Task, dressed, theta_of, visit
-from fedtailor.wire import client_to_bytes, task_to_bytes
+from fedtailor.runs.execute import train
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.settings.run import flat
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
+from posted import task_to_bytes
 from world import combinations, settings, under_law, world
 
 every = pytest.mark.parametrize(("method", "tuner"), under_law(combinations()))
@@ -36,22 +40,24 @@ def equal(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def go(setup: Setup, engine: LocalEngine | None = None, backwards: bool = False) -> tuple[Server, dict[int, Client]]:
+def go(
+    experiment: Experiment, engine: LocalEngine | None = None, backwards: bool = False
+) -> tuple[Server, dict[int, ClientState]]:
     """All rounds of a setup, without tests or files."""
     if backwards:
-        setup = replace(setup, job=replace(setup.job, method=reversing(setup.job.method)))
-    engine = engine or setup.engine()
-    server = setup.job.first_server()
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+        experiment = replace(experiment, job=replace(experiment.job, method=reversing(experiment.job.method)))
+    engine = engine or make_engine(experiment)
+    server = experiment.job.first_server()
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     return server, engine.clients
 
 
 @cache
-def straight(method: str, tuner: str) -> tuple[Setup, Server, dict[int, Client]]:
+def straight(method: str, tuner: str) -> tuple[Experiment, Server, dict[int, ClientState]]:
     """One plain run of each combination, which several laws look at."""
-    setup = world(method, tuner)
-    return setup, *(go(setup) if setup.job.method.trains else (setup.job.first_server(), {}))
+    experiment = world(method, tuner)
+    return experiment, *(go(experiment) if experiment.job.method.trains else (experiment.job.first_server(), {}))
 
 
 def reversing(method: Method) -> Method:
@@ -64,7 +70,7 @@ def reversing(method: Method) -> Method:
     return Backwards(**dict(method))
 
 
-def same_state(a: tuple[Server, dict[int, Client]], b: tuple[Server, dict[int, Client]]) -> bool:
+def same_state(a: tuple[Server, dict[int, ClientState]], b: tuple[Server, dict[int, ClientState]]) -> bool:
     clients = all(equal(a[1][k].local, b[1][k].local) and equal(a[1][k].memory, b[1][k].memory) for k in a[1])
     return a[1].keys() == b[1].keys() and clients and server_to_bytes(a[0]) == server_to_bytes(b[0])
 
@@ -72,7 +78,7 @@ def same_state(a: tuple[Server, dict[int, Client]], b: tuple[Server, dict[int, C
 @trained
 def test_local_never_goes_up(method: str, tuner: str) -> None:
     """No reply that leaves a client names a LOCAL parameter or carries what was to be kept."""
-    setup = world(method, tuner)
+    experiment = world(method, tuner)
     seen: list[Reply] = []
 
     class Listening(LocalEngine):
@@ -80,8 +86,8 @@ def test_local_never_goes_up(method: str, tuner: str) -> None:
             seen.append(super().call(k, task))
             return seen[-1]
 
-    go(setup, Listening(setup.job, setup.shelves))
-    local = {name for name, scope in setup.job.scopes.items() if scope == LOCAL}
+    go(experiment, Listening(experiment.job, experiment.client_data))
+    local = {name for name, scope in experiment.job.scopes.items() if scope == LOCAL}
     assert seen
     assert all(not local & reply.params.keys() and not reply.keep for reply in seen)
     assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]
@@ -90,11 +96,11 @@ def test_local_never_goes_up(method: str, tuner: str) -> None:
 @trained
 def test_something_is_learned(method: str, tuner: str) -> None:
     """A law of its own kind: a method that changes nothing would pass all the others."""
-    setup, server, clients = straight(method, tuner)
+    experiment, server, clients = straight(method, tuner)
     if server.params:
-        assert not equal(server.params, setup.job.first_server().params)
+        assert not equal(server.params, experiment.job.first_server().params)
     else:  # nothing is shared: everything is the clients' own
-        assert all(not equal(client.local, setup.job.start) for client in clients.values())
+        assert all(not equal(client.local, experiment.job.start) for client in clients.values())
 
 
 @trained
@@ -119,24 +125,24 @@ def test_neutral_values_give_fedavg(method: str, tuner: str) -> None:
     assert not equal(shared(go(world(method, tuner, **who))), fedavg)
 
 
-def shared(state: tuple[Server, dict[int, Client]]) -> Params:
+def shared(state: tuple[Server, dict[int, ClientState]]) -> Params:
     return {name.removeprefix("global."): value for name, value in state[0].params.items()}
 
 
 @trained
 def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_path: Path) -> None:
-    setup = world(method, tuner, every=2)
+    experiment = world(method, tuner, every=2)
 
-    def rows(store: Store) -> list[dict[str, Any]]:
+    def rows(store: RunFolder) -> list[dict[str, Any]]:
         return [{k: v for k, v in r.items() if k not in {"seconds", "peak_rss_mb"}} for r in store.rounds()]
 
-    straight = Store.create(tmp_path / "straight", setup.run, {})
-    list(train(setup, straight))
-    broken = Store.create(tmp_path / "broken", setup.run, {})
-    next(train(setup, broken))  # one round, then the process is gone
-    list(train(world(method, tuner, every=2), broken, resume=True))
+    straight = RunFolder.create(tmp_path / "straight", experiment.run, {})
+    list(train(experiment, straight))
+    broken = RunFolder.create(tmp_path / "broken", experiment.run, {})
+    next(train(experiment, broken))  # one round, then the process is gone
+    list(train(world(method, tuner, every=2), broken, resuming=True))
     assert rows(straight) == rows(broken)
-    assert len(rows(straight)) == setup.rounds
+    assert len(rows(straight)) == experiment.rounds
     saved, saved_too = straight.resume(), broken.resume()
     assert saved is not None
     assert saved_too is not None
@@ -145,17 +151,17 @@ def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_pa
 
 @every
 def test_clip_is_unchanged(method: str, tuner: str) -> None:
-    setup = straight(method, tuner)[0]
-    assert digest(setup.job.model.clip) == setup.weights
-    assert not any(value.requires_grad for value in setup.job.model.clip.parameters())
+    experiment = straight(method, tuner)[0]
+    assert digest(experiment.job.model.clip) == experiment.weights
+    assert not any(value.requires_grad for value in experiment.job.model.clip.parameters())
 
 
 @trained
 def test_one_client_is_central_training(method: str, tuner: str) -> None:
     """With a single client a round is that client's descent, and nothing the server does changes it."""
-    setup = world(method, tuner, clients=1, fraction=1.0, rounds=2)
+    experiment = world(method, tuner, clients=1, fraction=1.0, rounds=2)
     reached: Params = {}
-    server_has = bool(setup.job.first_server().params)
+    server_has = bool(experiment.job.first_server().params)
 
     class Following(LocalEngine):
         def call(self, k: int, task: Task) -> Reply:
@@ -164,17 +170,19 @@ def test_one_client_is_central_training(method: str, tuner: str) -> None:
             reached.update(reply.params if server_has else self.clients[k].local)
             return reply
 
-    server, _ = go(setup, Following(setup.job, setup.shelves))
+    server, _ = go(experiment, Following(experiment.job, experiment.client_data))
     assert reached
-    averaged = {n: v for n, v in server.params.items() if not any(fnmatchcase(n, p) for p in setup.job.method.made)}
+    averaged = {
+        n: v for n, v in server.params.items() if not any(fnmatchcase(n, p) for p in experiment.job.method.made)
+    }
     assert equal({n: reached[n] for n in averaged}, averaged)
 
 
 @trained
 def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
     """The first pass that trains ends where plain SGD along method.gradient ends, over the same batches."""
-    setup = world(method, tuner, clients=1, fraction=1.0, rounds=1, **WITHOUT_HOLDOUT.get(method, {}))
-    tasks: list[tuple[Task, Client, Reply]] = []
+    experiment = world(method, tuner, clients=1, fraction=1.0, rounds=1, **WITHOUT_HOLDOUT.get(method, {}))
+    tasks: list[tuple[Task, ClientState, Reply]] = []
 
     class Keeping(LocalEngine):
         def call(self, k: int, task: Task) -> Reply:
@@ -183,19 +191,19 @@ def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
             tasks.append((task, client, reply))
             return reply
 
-    engine = Keeping(setup.job, setup.shelves)
-    go(setup, engine)
-    job = setup.job
+    engine = Keeping(experiment.job, experiment.client_data)
+    go(experiment, engine)
+    job = experiment.job
     task, client, reply = next((t, c, r) for t, c, r in tasks if r.params or not job.first_server().params)
     theta = theta_of(job, task.params, client)
     (who,) = job.method.everyone(1)
-    rng = generator(job.seed, "round", 0, "client", who, task.pass_)
-    data = dressed(job, who, client, setup.shelves[who])
+    rng = generator(job.seed, "round", 0, "client", who, task.pass_name)
+    data = labelled_data(job, who, client, experiment.client_data[who])
     if job.rebalancer is not None:
-        draws = generator(job.seed, "round", 0, "client", who, task.pass_, "rebalance")
-        data = data.balanced(Hold(job.rebalancer, client, draws))
+        draws = generator(job.seed, "round", 0, "client", who, task.pass_name, "rebalance")
+        data = data.balanced(LazyBalance(job.rebalancer, client, draws))
     gradient = job.method.gradient(job.model, {**theta, **task.inbox})
-    end = descend(
+    end = optimise(
         gradient,
         {n: theta[n] for n in theta if n in reply.params or job.scopes[n] == LOCAL},
         data,
@@ -210,20 +218,20 @@ def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
 @trained
 def test_passes_are_pure(method: str, tuner: str) -> None:
     """Every visit of a round, made twice, gives the same, and what went in is as it was."""
-    setup = world(method, tuner, rounds=1)
-    calls: list[tuple[int, Task, Client]] = []
+    experiment = world(method, tuner, rounds=1)
+    calls: list[tuple[int, Task, ClientState]] = []
 
     class Keeping(LocalEngine):
         def call(self, k: int, task: Task) -> Reply:
             calls.append((k, task, self.clients[k]))
             return super().call(k, task)
 
-    go(setup, Keeping(setup.job, setup.shelves))
+    go(experiment, Keeping(experiment.job, experiment.client_data))
     assert calls
     for k, task, client in calls:
         before = task_to_bytes(task), client_to_bytes(client)
-        first, kept = visit(setup.job, k, task, client, setup.shelves[k])
-        second, kept_too = visit(setup.job, k, task, client, setup.shelves[k])
+        first, kept = client_step(experiment.job, k, task, client, experiment.client_data[k])
+        second, kept_too = client_step(experiment.job, k, task, client, experiment.client_data[k])
         assert equal(first.params, second.params)
         assert equal(first.stats, second.stats)
         assert equal(kept.local, kept_too.local)
@@ -233,21 +241,21 @@ def test_passes_are_pure(method: str, tuner: str) -> None:
 
 @every
 def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str) -> None:
-    setup, server, clients = straight(method, tuner)
-    theta = {**setup.job.start, **server.params, **clients.get(0, Client()).local}
-    x = setup.tests.pool.fetch(setup.tests.everything)
+    experiment, server, clients = straight(method, tuner)
+    theta = {**experiment.job.start, **server.params, **clients.get(0, ClientState()).local}
+    x = experiment.tests.pool.fetch(experiment.tests.everything)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    for predict in (setup.job.method.predict, setup.job.method.predict_shared):
+    for predict in (experiment.job.method.predict, experiment.job.method.predict_shared):
         with torch.no_grad():
-            logits = predict(setup.job.model, theta, x)
-            turned = predict(setup.job.model, theta, x[order])
-        assert logits.shape == (len(x), setup.job.model.classes)
+            logits = predict(experiment.job.model, theta, x)
+            turned = predict(experiment.job.model, theta, x[order])
+        assert logits.shape == (len(x), experiment.job.model.classes)
         assert torch.isfinite(logits).all()
         torch.testing.assert_close(turned, logits[order], atol=1e-4, rtol=1e-4)
 
 
 @trained
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "local"])
+@pytest.mark.parametrize("engine", ["posted"])
 def test_engines_agree(method: str, tuner: str, engine: str) -> None:
     assert same_state(go(world(method, tuner, engine=engine)), straight(method, tuner)[1:])
 
@@ -264,25 +272,25 @@ def test_released_presets_obey_too(method: str, tmp_path: Path) -> None:
     """Clients one after the other, momentum carried on: still the same bits on every engine and after a stop."""
     tuner, more = RELEASED[method]["tuner"], {k: v for k, v in RELEASED[method].items() if k != "tuner"}
 
-    def again(**settings: Any) -> Setup:
+    def again(**settings: Any) -> Experiment:
         return world(method, tuner, preset="released", **more, **settings)
 
-    setup, seen = again(), list[Reply]()
+    experiment, seen = again(), list[Reply]()
 
     class Listening(LocalEngine):
         def call(self, k: int, task: Task) -> Reply:
             seen.append(super().call(k, task))
             return seen[-1]
 
-    once = go(setup, Listening(setup.job, setup.shelves))
-    local = [name for name, scope in setup.job.scopes.items() if scope == LOCAL]
+    once = go(experiment, Listening(experiment.job, experiment.client_data))
+    local = [name for name, scope in experiment.job.scopes.items() if scope == LOCAL]
     assert any(stat.startswith("velocity.") for reply in seen for stat in reply.stats)
     assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]
     assert same_state(once, go(again(engine="posted")))
     assert not same_state(once, go(again(**{"local.carry": "no"})))
-    store = Store.create(tmp_path / "run", setup.run, {})
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     next(train(again(), store))
-    list(train(again(), store, resume=True))
+    list(train(again(), store, resuming=True))
     saved = store.resume()
     assert saved is not None
     assert server_to_bytes(saved[0]) == server_to_bytes(once[0])

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from fedtailor.clustering import CLUSTERINGS, DIVERSE
-from fedtailor.core import OWN, Method, Params, Reply, Server, relay
-from fedtailor.engines import ENGINES
-from fedtailor.engines.local import LocalEngine
+from fedtailor.algorithms.clustering import CLUSTERINGS, DIVERSE
+from fedtailor.base.rng import number
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.client.job import ClientState, Task
+from fedtailor.core.method import Method
+from fedtailor.core.relay import relay
+from fedtailor.core.types import OWN, Params, Reply, Server
 from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
-from fedtailor.rng import number
-from fedtailor.setup import Setup
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import advance, train
-from fedtailor.visit import Client, Task
-from fedtailor.wire import client_to_bytes
+from fedtailor.runs.execute import train
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from world import combinations, world
 
 
@@ -50,7 +52,7 @@ class Lossy(LocalEngine):
         return [max(there or asked, key=lambda k: self.luck(task, k))]
 
     def luck(self, task: Task, k: int) -> int:
-        return number("luck", task.round, task.pass_, k)
+        return number("luck", task.round, task.pass_name, k)
 
 
 class OneLeft(Lossy):
@@ -71,7 +73,7 @@ class Relayed(Lossy):
     def spared(self, task: Task, there: list[int], asked: list[int]) -> list[int]:
         if len(asked) > 1:
             return super().spared(task, there, asked)
-        answered = any((visit.round, visit.pass_) == (task.round, task.pass_) for visit in self.visits)
+        answered = any((visit.round, visit.pass_name) == (task.round, task.pass_name) for visit in self.visits)
         return [] if answered else there
 
 
@@ -104,22 +106,22 @@ RELAYED: dict[str, Case] = {
 }
 
 
-def made(case: Case) -> Setup:
+def made(case: Case) -> Experiment:
     method, tuner, more = case
     return world(method, tuner, **{"clients": 5, "fraction": 0.8, "every": 3, **more})
 
 
-def run(case: Case, folder: Path, rounds: int = 99) -> tuple[Setup, Server, dict[int, Client]]:
+def run(case: Case, folder: Path, rounds: int = 99) -> tuple[Experiment, Server, dict[int, ClientState]]:
     """All rounds in a folder, or so many, and what was saved."""
-    setup = made(case)
-    store = Store(folder) if folder.exists() else Store.create(folder, setup.run, {})
-    records = train(setup, store, resume=(folder / "checkpoint.json").exists())
+    experiment = made(case)
+    store = RunFolder(folder) if folder.exists() else RunFolder.create(folder, experiment.run, {})
+    records = train(experiment, store, resuming=(folder / "checkpoint.json").exists())
     for _ in zip(range(rounds), records, strict=False):
         pass
     saved = store.resume()
     store.close()
     assert saved is not None
-    return setup, setup.job.resumed(saved[0]), saved[1]
+    return experiment, experiment.job.resumed(saved[0]), saved[1]
 
 
 def missing(folder: Path) -> set[tuple[int, int]]:
@@ -133,21 +135,21 @@ def same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def check_learned(setup: Setup, server: Server, clients: dict[int, Client]) -> None:
+def check_learned(experiment: Experiment, server: Server, clients: dict[int, ClientState]) -> None:
     everything = [server.params, *(copy for held in server.clusters.values() for copy in held.values())]
     everything += [params for client in clients.values() for params in (client.local, client.tuned)]
     assert all(torch.isfinite(value).all() for params in everything for value in params.values())
-    first = setup.job.first_server().params
+    first = experiment.job.first_server().params
     if first:
         assert not same(server.params, first)
     else:
-        assert all(not same(client.local, setup.job.start) for client in clients.values() if client.version)
+        assert all(not same(client.local, experiment.job.start) for client in clients.values() if client.version)
 
 
 def check_stop_and_resume(case: Case, folder: Path) -> Path:
-    setup, server, clients = run(case, folder / "straight")
-    assert server.round == setup.rounds
-    check_learned(setup, server, clients)
+    experiment, server, clients = run(case, folder / "straight")
+    assert server.round == experiment.rounds
+    check_learned(experiment, server, clients)
     run(case, folder / "broken", rounds=1)
     _, server_too, clients_too = run(case, folder / "broken")
     assert server_to_bytes(server) == server_to_bytes(server_too)
@@ -160,21 +162,21 @@ def check_stop_and_resume(case: Case, folder: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_with_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds run through and something is learned; stopped and resumed, the same bits."""
-    monkeypatch.setitem(ENGINES, "local", Lossy)
+    monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Lossy)
     straight = check_stop_and_resume(CASES[name], tmp_path)
     assert bool(missing(straight)) != METHODS[CASES[name][0]].method.pooled
 
 
 @pytest.mark.parametrize("name", RELAYED)
 def test_with_losses_one_after_the_other(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "local", Relayed)
+    monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Relayed)
     assert missing(check_stop_and_resume(RELAYED[name], tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_one_client_answers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "local", OneLeft)
+    monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", OneLeft)
     check_learned(*run(CASES[name], tmp_path / "run"))
 
 
@@ -182,14 +184,14 @@ def test_one_client_answers(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", [name for name in CASES if not METHODS[CASES[name][0]].method.pooled])
 def test_a_client_that_misses_the_first_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes part later, with parameters of its own where clients have some."""
-    monkeypatch.setitem(ENGINES, "local", Late)
-    setup, _, clients = run(CASES[name], tmp_path / "run", rounds=1)
+    monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Late)
+    experiment, _, clients = run(CASES[name], tmp_path / "run", rounds=1)
     assert 0 not in clients
-    setup, server, clients = run(CASES[name], tmp_path / "run")
-    check_learned(setup, server, clients)
-    own = clients[0].local if setup.job.personal else clients[0].tuned
+    experiment, server, clients = run(CASES[name], tmp_path / "run")
+    check_learned(experiment, server, clients)
+    own = clients[0].local if experiment.job.personal else clients[0].tuned
     assert own
-    assert any(not torch.equal(value, setup.job.start[n]) for n, value in own.items())
+    assert any(not torch.equal(value, experiment.job.start[n]) for n, value in own.items())
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if not METHODS[name].method.pooled and name != "fedcopl"])
@@ -197,40 +199,40 @@ def test_a_silent_client_is_like_one_that_was_not_drawn(name: str) -> None:
     """To the server and to all others: the same parameters, the same clusters, the same states."""
     method, tuner, more = CASES[name]
     # CAPT's prior is of all clients, drawn or not: only there a silent one is missing.
-    setup = made((method, tuner, {**more, "method.prior": False} if method == "capt" else more))
+    experiment = made((method, tuner, {**more, "method.prior": False} if method == "capt" else more))
 
     class Silent(Lossy):
         def loses(self, task: Task, k: int) -> bool:
             return k == 1
 
     def after(engine: LocalEngine, cohort: list[int]) -> tuple[bytes, list[bytes]]:
-        server = setup.job.method.round(setup.job.first_server(), cohort, engine)
-        server = setup.job.method.close(server, cohort, engine)
+        server = experiment.job.method.round(experiment.job.first_server(), cohort, engine)
+        server = experiment.job.method.close(server, cohort, engine)
         state = {name: value for name, value in server.state.items() if name != "counts"}  # CAPT's, of all clients
         return server_to_bytes(replace(server, state=state)), [client_to_bytes(engine.clients[k]) for k in (0, 3)]
 
-    drawn, silent = LocalEngine(setup.job, setup.shelves), Silent(setup.job, setup.shelves)
+    drawn, silent = LocalEngine(experiment.job, experiment.client_data), Silent(experiment.job, experiment.client_data)
     assert after(silent, [0, 1, 3]) == after(drawn, [0, 3])
-    assert silent.clients[1] == Client()
-    assert after(LocalEngine(setup.job, setup.shelves), [0, 1, 3]) != after(drawn, [0, 3])
+    assert silent.clients[1] == ClientState()
+    assert after(LocalEngine(experiment.job, experiment.client_data), [0, 1, 3]) != after(drawn, [0, 3])
 
 
 def test_capt_counts_a_client_when_it_comes() -> None:
     """Who misses the census has a row of zeros, and no other's; from its first training on, its own."""
-    setup = made(("capt", FIRST["capt"], {"fraction": 1.0}))
-    engine, server = Late(setup.job, setup.shelves), setup.job.first_server()
-    own = torch.stack([setup.shelves[k].counts() for k in range(5)])
-    server, _ = advance(setup, server, engine)
+    experiment = made(("capt", FIRST["capt"], {"fraction": 1.0}))
+    engine, server = Late(experiment.job, experiment.client_data), experiment.job.first_server()
+    own = torch.stack([experiment.client_data[k].counts() for k in range(5)])
+    server, _ = run_round(experiment, server, engine)
     assert server.state["counts"][0].tolist() == [0] * 5
     assert torch.equal(server.state["counts"][1:], own[1:])
-    server, _ = advance(setup, server, engine)
+    server, _ = run_round(experiment, server, engine)
     assert torch.equal(server.state["counts"], own)
 
 
 def test_capt_keeps_old_counts_of_who_misses_a_later_census() -> None:
-    setup = made(("capt", FIRST["capt"], {"fraction": 1.0, "labels": "zeroshot", "labels.refresh": 1}))
-    server = setup.job.first_server()
-    server, _ = advance(setup, server, LocalEngine(setup.job, setup.shelves))
+    experiment = made(("capt", FIRST["capt"], {"fraction": 1.0, "labels": "zeroshot", "labels.refresh": 1}))
+    server = experiment.job.first_server()
+    server, _ = run_round(experiment, server, LocalEngine(experiment.job, experiment.client_data))
     before = server.state["counts"]
 
     class Turned(Lossy):
@@ -243,7 +245,7 @@ def test_capt_keeps_old_counts_of_who_misses_a_later_census() -> None:
             reply = super().call(k, task)
             return replace(reply, stats={n: v.flip(0) if n == "counts" else v for n, v in reply.stats.items()})
 
-    after, _ = advance(setup, server, Turned(setup.job, setup.shelves))
+    after, _ = run_round(experiment, server, Turned(experiment.job, experiment.client_data))
     assert torch.equal(after.state["counts"][0], before[0])
     assert not torch.equal(after.state["counts"][1:], before[1:])
 
@@ -251,11 +253,11 @@ def test_capt_keeps_old_counts_of_who_misses_a_later_census() -> None:
 @pytest.mark.parametrize("name", ["capt, clients validate", "capt, the server validates"])
 @pytest.mark.parametrize("engine", [Lossy, OneLeft])
 def test_capts_bandit_learns_from_those_who_answer(name: str, engine: type[Lossy]) -> None:
-    setup = made(CASES[name])
-    losing = engine(setup.job, setup.shelves)
-    server, _ = advance(setup, setup.job.first_server(), losing)  # round 0 ends in a global aggregation
-    asked = {visit.client for visit in losing.visits if visit.pass_ == "examine"}
-    assert asked == {OWN} if setup.job.validates else asked < {0, 1, 2, 3, 4}
+    experiment = made(CASES[name])
+    losing = engine(experiment.job, experiment.client_data)
+    server, _ = run_round(experiment, experiment.job.first_server(), losing)  # round 0 ends in a global aggregation
+    asked = {visit.client for visit in losing.visits if visit.pass_name == "examine"}
+    assert asked == {OWN} if experiment.job.validates else asked < {0, 1, 2, 3, 4}
     assert asked
     assert server.state["pulls"].sum() == len(server.state["history"]) == 1
 
@@ -287,11 +289,11 @@ def test_a_client_that_missed_the_labeling(
     method: str, labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels were made once, without it: it has nothing to train on, and counts for nothing."""
-    monkeypatch.setitem(ENGINES, "local", Late)
+    monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Late)
     case = method, FIRST[method], {"labels": labels, "labels.refresh": 0, "fraction": 1.0}
-    setup, server, clients = run(case, tmp_path / "run")
-    check_learned(setup, server, clients)
+    experiment, server, clients = run(case, tmp_path / "run")
+    check_learned(experiment, server, clients)
     visits = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
-    weights = {k: {v["weight"] for v in visits if v["client"] == k and v["pass_"] == "train"} for k in range(5)}
+    weights = {k: {v["weight"] for v in visits if v["client"] == k and v["pass_name"] == "train"} for k in range(5)}
     assert weights[0] == {0}
     assert any(0 not in weights[k] for k in range(1, 5))

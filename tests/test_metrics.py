@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.data.groups import Groups
-from fedtailor.metrics import NAMES, Score, balancedness, mean_score, score
+from fedtailor.evaluation.metrics import NAMES, Score, balancedness, mean_score, score
 
 GROUPS = Groups(np.array([0]), np.array([1, 2]), np.array([3]))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtailor.core import Params
-from fedtailor.errors import UserError
-from fedtailor.packing import SCALE, pack, unpack
-from fedtailor.rng import generator
-from fedtailor.visit import size
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import generator
+from fedtailor.client.compression import SCALE, compress, decompress
+from fedtailor.client.job import size
+from fedtailor.core.types import Params
 
 HOW = ("fp32", "fp16", "int8")
 FEW = ("fp16", "int8")
@@ -24,16 +24,16 @@ def numbers(seed: int = 0, spread: float = 0.01) -> tuple[Params, Params]:
 
 
 def there_and_back(params: Params, start: Params, how: str, seed: int = 0) -> Params:
-    return unpack(pack(params, start, how, generator(seed, "rounding")), start, how)
+    return decompress(compress(params, start, how, generator(seed, "rounding")), start, how)
 
 
 def test_fp32_is_left_alone() -> None:
     """Bit for bit, and nothing is added."""
     params, start = numbers()
-    packed = pack(params, start, "fp32", generator(0))
+    packed = compress(params, start, "fp32", generator(0))
     assert list(packed) == list(params)
     assert all(torch.equal(value, params[name]) for name, value in packed.items())
-    assert all(torch.equal(value, params[name]) for name, value in unpack(packed, start, "fp32").items())
+    assert all(torch.equal(value, params[name]) for name, value in decompress(packed, start, "fp32").items())
 
 
 @pytest.mark.parametrize("spread", [1e-6, 0.01, 1e3])
@@ -54,8 +54,8 @@ def test_fp16_is_as_near_as_the_largest_change_allows(spread: float) -> None:
 def test_int8_is_at_most_one_step_off(spread: float) -> None:
     """A step is a 127th of the tensor's largest change, which itself comes back as it was."""
     params, start = numbers(2, spread)
-    packed = pack(params, start, "int8", generator(0, "rounding"))
-    back = unpack(packed, start, "int8")
+    packed = compress(params, start, "int8", generator(0, "rounding"))
+    back = decompress(packed, start, "int8")
     for name, value in params.items():
         if value.numel():
             change = (value - start[name]).abs()
@@ -86,7 +86,7 @@ def test_no_change_is_exact(how: str) -> None:
 
 def test_the_same_draws_give_the_same_bits_and_others_do_not() -> None:
     params, start = numbers()
-    first, same, other = (pack(params, start, "int8", generator(seed, "rounding")) for seed in (1, 1, 2))
+    first, same, other = (compress(params, start, "int8", generator(seed, "rounding")) for seed in (1, 1, 2))
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["matrix"], other["matrix"])
 
@@ -96,9 +96,9 @@ def test_what_has_no_start_or_is_no_float_goes_whole(how: str) -> None:
     params, start = numbers()
     whole = {"new": torch.randn(5), "count": torch.tensor([1, 2**40]), "mask": torch.tensor([True, False])}
     start |= {"count": torch.tensor([0, 0]), "mask": torch.tensor([False, False])}
-    packed = pack({**params, **whole}, start, how, generator(0))
+    packed = compress({**params, **whole}, start, how, generator(0))
     assert all(torch.equal(packed[name], value) and name + SCALE not in packed for name, value in whole.items())
-    back = unpack(packed, start, how)
+    back = decompress(packed, start, how)
     assert list(back) == [*params, *whole]
     assert all(torch.equal(back[name], value) for name, value in whole.items())
 
@@ -108,7 +108,7 @@ def test_larger_tensors_are_so_much_smaller(how: str, smaller: int) -> None:
     """But for four bytes a tensor."""
     params, start = numbers()
     few = {"matrix": params["matrix"]}
-    assert size(pack(few, start, how, generator(0))) == size(few) / smaller + 4
+    assert size(compress(few, start, how, generator(0))) == size(few) / smaller + 4
 
 
 @pytest.mark.parametrize("how", FEW)
@@ -122,8 +122,8 @@ def test_double_precision_stays_double(how: str) -> None:
 def test_nothing_that_is_given_is_changed() -> None:
     params, start = numbers()
     before = {name: value.clone() for name, value in params.items()}
-    packed = pack(params, start, "int8", generator(0))
-    unpack(packed, start, "int8")
+    packed = compress(params, start, "int8", generator(0))
+    decompress(packed, start, "int8")
     assert all(torch.equal(params[name], before[name]) for name in params)
     assert len(packed) == 2 * len(params)
 
@@ -143,4 +143,4 @@ def test_nothing_that_is_given_is_changed() -> None:
 )
 def test_what_pack_could_not_have_made_is_refused(wrong: Params) -> None:
     with pytest.raises(UserError, match=r"w is not packed as int8 of \(2, 3\)"):
-        unpack(wrong, {"w": torch.zeros(2, 3)}, "int8")
+        decompress(wrong, {"w": torch.zeros(2, 3)}, "int8")

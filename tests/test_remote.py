@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedtailor import site as site_module
-from fedtailor.core import OWN, Params
-from fedtailor.engines.remote import NOT_NEEDED, Arrival
-from fedtailor.errors import UserError
-from fedtailor.letters import Refusal, seal, unseal
-from fedtailor.metrics import mean_score
-from fedtailor.setup import Setup
-from fedtailor.site import CHARTER, Site
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import advance
-from fedtailor.visit import Client
-from fedtailor.wire import client_to_bytes, from_bytes, to_bytes
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import client_to_bytes, from_bytes, to_bytes
+from fedtailor.client.job import ClientState
+from fedtailor.core.types import OWN, Params
+from fedtailor.evaluation.metrics import mean_score
+from fedtailor.remote import client as site_module
+from fedtailor.remote.client import INVITATION, RemoteClient
+from fedtailor.remote.engine import NOT_NEEDED, Received
+from fedtailor.remote.messages import Refusal, decode_message, encode_message
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from remote import (
     RUN,
     Clock,
@@ -72,7 +73,7 @@ DEADLINE = 10.0
 
 
 @cache
-def made(case: str = "plain", **plan: Any) -> Setup:
+def made(case: str = "plain", **plan: Any) -> Experiment:
     """All clients in every round, and half of them are enough."""
     method, tuner, more = {**PAPERS, **CASES}[case]
     plan = {f"plan.{name}": value for name, value in {"deadline": DEADLINE, "quorum": 0.5, **plan}.items()}
@@ -97,18 +98,18 @@ def locally(case: str, *absent: tuple[int, int]) -> End:
 def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_path: Path) -> None:
     """Parameters after each round, states at the sites, what every visit cost, and all tests."""
     method, tuner, more = PAPERS[case]
-    setup = world(method, tuner, **more)
-    local, there = setup.engine(), Elsewhere(setup, tmp_path, seed=1)
-    server = setup.job.first_server()
+    experiment = world(method, tuner, **more)
+    local, there = make_engine(experiment), Elsewhere(experiment, tmp_path, seed=1)
+    server = experiment.job.first_server()
     for other in there.rounds():
-        server, _ = advance(setup, server, local)
+        server, _ = run_round(experiment, server, local)
         assert server_to_bytes(other) == server_to_bytes(server)
     bits = there.bits(other)[1]
     assert bits == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
-    assert visited(there.visits) == visited(v for v in local.visits if v.client != OWN)
-    assert there.made.examine(setup, other) == local.examine(setup, server)
-    assert there.made.pseudo(setup) == local.pseudo(setup)
-    assert there.made.shared(setup, other) == local.shared(setup, server)
+    assert visited(there.log) == visited(v for v in local.log if v.client != OWN)
+    assert there.made.examine(experiment, other) == local.examine(experiment, server)
+    assert there.made.pseudo(experiment) == local.pseudo(experiment)
+    assert there.made.shared(experiment, other) == local.shared(experiment, server)
 
 
 def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
@@ -123,27 +124,30 @@ def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
 )
 def test_fewer_bits_are_the_same_bits_everywhere(case: str, updates: str, smaller: int, tmp_path: Path) -> None:
     """Both engines agree on every bit and every byte, and answers are about so much smaller than in fp32."""
-    setup = made(case, updates=updates)
-    there = Elsewhere(setup, tmp_path)
-    (few, visits), (whole, all_visits) = stayed(setup), stayed(made(case))
+    experiment = made(case, updates=updates)
+    there = Elsewhere(experiment, tmp_path)
+    (few, visits), (whole, all_visits) = stayed(experiment), stayed(made(case))
     assert there.end() == few
     assert few[0] != whole[0]
-    assert visited(there.visits) == visited(visits)
-    up, all_up = (sum(v.bytes_up for v in it if v.pass_ == "train") for it in (visits, all_visits))
+    assert visited(there.log) == visited(visits)
+    up, all_up = (sum(v.bytes_up for v in it if v.pass_name == "train") for it in (visits, all_visits))
     assert smaller * 0.75 < all_up / up <= smaller
     assert sum(v.bytes_down for v in visits) == sum(v.bytes_down for v in all_visits)
 
 
 def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
     """Then its model's score is the mean of what clients found, and so is CLIP's as it is."""
-    setup = made()
-    there = Elsewhere(setup, tmp_path)
+    experiment = made()
+    there = Elsewhere(experiment, tmp_path)
     *_, server = there.rounds()
-    none = replace(setup, tests=replace(setup.tests, labels=setup.tests.labels[:0], parts=(setup.tests.parts[0][:0],)))
+    none = replace(
+        experiment,
+        tests=replace(experiment.tests, labels=experiment.tests.labels[:0], parts=(experiment.tests.parts[0][:0],)),
+    )
     assert there.made.untuned() is None  # before any test
     there.made.examine(none, server)
-    parts = [setup.tests.of_client(k) for k in range(CLIENTS)]
-    expected = mean_score([part.score(part.predict(setup.job.model.zero_shot_logits, part.everything), part.everything)
+    parts = [experiment.tests.of_client(k) for k in range(CLIENTS)]
+    expected = mean_score([part.score(part.predict(experiment.job.model.zero_shot_logits, part.everything), part.everything)
                            for part in parts])  # fmt: skip
     assert there.made.untuned() == expected
     shared = there.made.shared(none, server)
@@ -171,14 +175,14 @@ def test_a_late_client_is_out_of_the_round_and_its_work_leaves_no_trace(tmp_path
     assert len(stale) == 4  # the charter's and three answers: the late one did come
 
 
-@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("pass_name", PASSES)
 def test_who_is_late_in_one_pass_is_not_asked_in_later_ones_and_they_have_their_own_time(
     pass_: str, tmp_path: Path
 ) -> None:
     """Others answer a later pass a second after it was sent, which is after the first pass's deadline."""
-    there = Elsewhere(made("labels"), tmp_path, [Fault(silent, client=1, round=0, pass_=pass_)])
+    there = Elsewhere(made("labels"), tmp_path, [Fault(silent, client=1, round=0, pass_name=pass_)])
     next(rounds := there.rounds())
-    asked = [(sent.client, sent.pass_) for sent in there.post.sent if sent.kind == "train.order"]
+    asked = [(sent.client, sent.pass_name) for sent in there.post.sent if sent.kind == "train.order"]
     assert [p for k, p in asked if k == 1] == PASSES[: PASSES.index(pass_) + 1]
     assert [p for k, p in asked if k == 0] == PASSES
     assert there.dropped() == {(0, 1): "late: no answer in time"}
@@ -209,7 +213,7 @@ def test_a_client_that_is_there_but_never_reached_is_not_flooded(tmp_path: Path)
 
     def unreachable(post: MemoryPost, sent: Sent) -> Coming:
         assert len(post.sent) < 200
-        return [(0.0, lambda: Arrival(sent.client, gone=True))]
+        return [(0.0, lambda: Received(sent.client, gone=True))]
 
     there = Elsewhere(made(), tmp_path, [Fault(unreachable, client=2, round=1)])
     assert there.end() == locally("plain", (1, 2))
@@ -228,7 +232,7 @@ def test_gone_and_an_answer_at_once_is_an_answer(tmp_path: Path) -> None:
     """Nothing more is sent to a client that has answered, while others are waited for."""
 
     def both(post: MemoryPost, sent: Sent) -> Coming:
-        return [(0.3, lambda: Arrival(sent.client, gone=True)), (0.3, lambda: post.answered(sent))]
+        return [(0.3, lambda: Received(sent.client, gone=True)), (0.3, lambda: post.answered(sent))]
 
     for seed in range(3):
         there = Elsewhere(made(), tmp_path / str(seed), [Fault(both, client=1, kind=None)], seed=seed)
@@ -240,11 +244,11 @@ def test_gone_and_an_answer_at_once_is_an_answer(tmp_path: Path) -> None:
 def test_an_old_order_that_comes_behind_newer_ones_disturbs_nothing(tmp_path: Path) -> None:
     """Client 1 reads the second round's order in the fourth, when the state that it starts from is long forgotten."""
     more = {"rounds": 6, "fraction": 1.0, "plan.deadline": DEADLINE, "plan.quorum": 0.5}
-    setup = world("fedpurel", "head", **more)
-    there = Elsewhere(setup, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
-    assert there.end() == here(setup, (1, 1))
+    experiment = world("fedpurel", "head", **more)
+    there = Elsewhere(experiment, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
+    assert there.end() == here(experiment, (1, 1))
     assert set(there.dropped()) == {(1, 1)}
-    refusals = [unseal(a.data)[0] for a in there.post.came if a.client == 1]
+    refusals = [decode_message(a.data)[0] for a in there.post.came if a.client == 1]
     assert [r.why for r in refusals if isinstance(r, Refusal)] == ["lost"]  # the case that is meant
 
 
@@ -303,7 +307,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "garbage": (lambda data: b"\x00garbage" * 20, "a message of 160 bytes is cut short or not one of ours"),
     "cut short": (lambda data: data[:-7], "is cut short or not one of ours"),
     "nothing": (lambda data: b"", "a message of 0 bytes is cut short"),
-    "another kind": (lambda data: seal(Refusal(why="failed", text="out of memory")), "out of memory"),
+    "another kind": (lambda data: encode_message(Refusal(why="failed", text="out of memory")), "out of memory"),
     "no letter at all": (lambda data: to_bytes({"params": {}}, {"weight": 1}), "no letter"),
     "a kind that is not known": (note(kind="threat"), "a letter is not one of ours"),
     "a field is missing": (note(weight=...), "not one of ours.*weight: Field required"),
@@ -334,18 +338,18 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 
 @cache
-def brief(case: str = "plain", **plan: Any) -> tuple[Setup, End]:
+def brief(case: str = "plain", **plan: Any) -> tuple[Experiment, End]:
     method, tuner, more = CASES[case]
     plan = {f"plan.{name}": value for name, value in {"deadline": DEADLINE, "quorum": 0.5, **plan}.items()}
-    setup = world(method, tuner, **{"rounds": 2, "fraction": 1.0, **more, **plan})
-    return setup, here(setup, (1, 1))
+    experiment = world(method, tuner, **{"rounds": 2, "fraction": 1.0, **more, **plan})
+    return experiment, here(experiment, (1, 1))
 
 
 @pytest.mark.parametrize("how", WRONG)
 def test_a_wrong_answer_is_dropped_with_its_reason_and_others_count(how: str, tmp_path: Path) -> None:
     change, why = WRONG[how]
-    setup, without = brief(limit=0.1)
-    there = Elsewhere(setup, tmp_path, [Fault(says(change), client=1, round=1)])
+    experiment, without = brief(limit=0.1)
+    there = Elsewhere(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
     assert there.end() == without
     assert list(there.dropped()) == [(1, 1)]
     assert_matches(there.dropped()[1, 1], why)
@@ -364,17 +368,17 @@ def test_a_replayed_answer_is_laid_aside_and_the_client_waited_for(tmp_path: Pat
         old = [a for a in post.came if a.client == sent.client][1]
         return [(1.0, lambda: old)]
 
-    setup, without = brief()
-    there = Elsewhere(setup, tmp_path, [Fault(replays, client=1, round=1)])
+    experiment, without = brief()
+    there = Elsewhere(experiment, tmp_path, [Fault(replays, client=1, round=1)])
     assert there.end() == without
     assert there.dropped() == {(1, 1): "late: no answer in time, only to an earlier letter"}
 
 
 def test_no_local_parameter_is_taken_from_an_answer(tmp_path: Path) -> None:
     """Even if the client sends one of its own."""
-    setup, without = brief("own")
+    experiment, without = brief("own")
     wrong = tensors("params", "local.head.weight", torch.zeros(5, 16))
-    there = Elsewhere(setup, tmp_path, [Fault(says(wrong), client=1, round=1)])
+    there = Elsewhere(experiment, tmp_path, [Fault(says(wrong), client=1, round=1)])
     assert there.end() == without
     assert "unknown parameter 'local.head.weight'" in there.dropped()[1, 1]
 
@@ -412,8 +416,8 @@ PACKED: dict[str, tuple[str, Change, str]] = {
 @pytest.mark.parametrize("how", PACKED)
 def test_a_wrongly_packed_answer_is_dropped_with_its_reason(how: str, tmp_path: Path) -> None:
     updates, change, why = PACKED[how]
-    setup, without = brief(updates=updates)
-    there = Elsewhere(setup, tmp_path, [Fault(says(change), client=1, round=1)])
+    experiment, without = brief(updates=updates)
+    there = Elsewhere(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
     assert there.end() == without
     assert list(there.dropped()) == [(1, 1)]
     assert_matches(there.dropped()[1, 1], why)
@@ -443,23 +447,23 @@ MARKS: dict[str, tuple[Change, str]] = {
 def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) -> None:
     """The client has no score in that round, and the round's record says why."""
     change, why = MARKS[how]
-    setup, _ = brief()
-    there = Elsewhere(setup, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.exam")])
-    store = Store.create(tmp_path / "run", setup.run, {})
+    experiment, _ = brief()
+    there = Elsewhere(experiment, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.exam")])
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     first, second = there.train(store)
     assert first.clients[1] is None
     assert None not in (first.clients[0], second.clients[1])
     assert_matches(first.dropped["1"], why)
     assert second.dropped == {}
     lines = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
-    assert [(v["round"], v["client"], v["pass_"]) for v in lines if v["dropped"]] == [(0, 1, "exam")]
+    assert [(v["round"], v["client"], v["pass_name"]) for v in lines if v["dropped"]] == [(0, 1, "exam")]
 
 
 def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
     """Also in the store's logs, where they come back from."""
-    setup = made()
-    there = Elsewhere(setup, tmp_path / "sites", [Fault(silent, client=1, round=1)])
-    store = Store.create(tmp_path / "run", setup.run, {})
+    experiment = made()
+    there = Elsewhere(experiment, tmp_path / "sites", [Fault(silent, client=1, round=1)])
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     assert [record.dropped for record in there.train(store)] == [{}, {"1": "late: no answer in time"}, {}]
     assert [row["dropped"] for row in store.rounds()] == [{}, {"1": "late: no answer in time"}, {}]
 
@@ -473,17 +477,17 @@ def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
 def test_a_round_without_its_quorum_is_made_again_to_the_same_bits(fault: Any, tmp_path: Path) -> None:
     """In the middle pass of a round in which clients change."""
     there = Elsewhere(
-        made("labels", quorum=1.0), tmp_path, [Fault(fault, client=2, round=0, pass_="labels.select", times=1)]
+        made("labels", quorum=1.0), tmp_path, [Fault(fault, client=2, round=0, pass_name="labels.select", times=1)]
     )
     assert there.end() == locally("labels")
     assert list(there.dropped()) == [(0, 2)]
 
 
 def test_a_round_that_never_has_its_quorum_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    setup = made("labels", quorum=1.0, tries=2)
+    experiment = made("labels", quorum=1.0, tries=2)
     faults = [Fault(silent, client=2, round=1), Fault(says(lambda data: b""), client=0, round=1)]
-    there = Elsewhere(setup, tmp_path / "sites", faults)
-    store = Store.create(tmp_path / "run", setup.run, {})
+    there = Elsewhere(experiment, tmp_path / "sites", faults)
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     told = (
         r"round 2: 2 of 4 clients answered, 4 are needed \(plan.quorum\); client 0: a message of 0 bytes .*; "
         r"client 2: late: no answer in time; tried 2 times \(plan.tries\). Resume the run"
@@ -493,11 +497,11 @@ def test_a_round_that_never_has_its_quorum_ends_the_run_which_can_be_resumed(tmp
     assert len([sent for sent in there.post.sent if sent.kind == "train.order" and sent.round == 1]) == 2 * CLIENTS
     assert there.post.closed == 1
     there.post.faults.clear()
-    assert [record.round for record in there.train(store, resume=True)] == [2, 3, 4]
+    assert [record.round for record in there.train(store, resuming=True)] == [2, 3, 4]
     assert ended(there, store) == locally("labels")
 
 
-def ended(there: Elsewhere, store: Store) -> End:
+def ended(there: Elsewhere, store: RunFolder) -> End:
     saved = store.resume()
     assert saved
     return there.bits(*saved)
@@ -530,8 +534,8 @@ def test_more_are_asked_and_the_first_count(tmp_path: Path) -> None:
     """Who is not needed in one round is asked in the next, in which its old answer comes first."""
     slow = [(0, 0), (0, 3), (1, 0), (1, 3), (2, 1), (2, 2)]
     faults = [Fault(late(2.0), client=k, round=t) for t, k in slow]
-    setup = world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0})
-    there = Elsewhere(setup, tmp_path, faults)
+    experiment = world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0})
+    there = Elsewhere(experiment, tmp_path, faults)
     assert there.end() == locally("plain", *slow)
     assert there.dropped() == dict.fromkeys(slow, NOT_NEEDED)
     assert [orders(there, t) for t in range(3)] == [[0, 1, 2, 3]] * 3
@@ -541,18 +545,18 @@ def test_of_answers_that_come_at_once_no_more_count_than_are_needed(tmp_path: Pa
     there = Elsewhere(world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0}), tmp_path)
     there.end()
     for t in range(3):
-        assert len([v for v in there.visits if v.round == t and not v.dropped]) == 2
+        assert len([v for v in there.log if v.round == t and not v.dropped]) == 2
     assert set(there.dropped().values()) == {NOT_NEEDED}
 
 
 def test_a_first_round_with_everyone_wants_everyone(tmp_path: Path) -> None:
     """Although fewer are needed in later ones."""
-    setup = world("local", "head", fraction=0.5, **{"plan.oversample": 0.5})
-    assert setup.job.method.everyone_first
-    there = Elsewhere(setup, tmp_path)
+    experiment = world("local", "head", fraction=0.5, **{"plan.oversample": 0.5})
+    assert experiment.job.method.everyone_first
+    there = Elsewhere(experiment, tmp_path)
     there.end()
     assert [len(orders(there, t)) for t in range(3)] == [4, 3, 3]
-    assert [len([v for v in there.visits if v.round == t and not v.dropped]) for t in range(3)] == [4, 2, 2]
+    assert [len([v for v in there.log if v.round == t and not v.dropped]) for t in range(3)] == [4, 2, 2]
 
 
 # --- lost states ----------------------------------------------------------------------------------------------------
@@ -570,9 +574,9 @@ def flipped(path: Path) -> None:
 
 @pytest.mark.parametrize(("harm", "told"), [(deleted, "not here"), (flipped, "damaged")])
 def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None], told: str, tmp_path: Path) -> None:
-    setup = made("own")
-    there = Elsewhere(setup, tmp_path / "sites")
-    store = Store.create(tmp_path / "run", setup.run, {})
+    experiment = made("own")
+    there = Elsewhere(experiment, tmp_path / "sites")
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     records = there.train(store)
     next(records), next(records)
     path = there.states(1).path(2, there.made.clients[1].mark)
@@ -583,36 +587,36 @@ def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None
     ):
         list(records)
     with pytest.raises(UserError, match="client 1 has lost its state"):
-        list(there.train(store, resume=True))
+        list(there.train(store, resuming=True))
     shutil.copy(tmp_path / "kept", path)
-    assert [record.round for record in there.train(store, resume=True)] == [3, 4]
+    assert [record.round for record in there.train(store, resuming=True)] == [3, 4]
     assert ended(there, store) == locally("own")
 
 
 @pytest.mark.parametrize("harm", [deleted, flipped])
 def test_a_client_without_its_state_may_begin_anew(harm: Callable[[Path], None], tmp_path: Path) -> None:
     """With plan.lost=anew: as a client that has never been visited, and it is written down."""
-    setup = made("own", lost="anew")
-    there = Elsewhere(setup, tmp_path)
-    local, server = setup.engine(), setup.job.first_server()
+    experiment = made("own", lost="anew")
+    there = Elsewhere(experiment, tmp_path)
+    local, server = make_engine(experiment), experiment.job.first_server()
     for other in there.rounds():
-        server, _ = advance(setup, server, local)
+        server, _ = run_round(experiment, server, local)
         assert server_to_bytes(other) == server_to_bytes(server)
         if server.round == 2:
             harm(there.states(1).path(2, there.made.clients[1].mark))
-            local.clients[1] = Client()
+            local.clients[1] = ClientState()
     assert there.bits(other)[1] == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
     assert there.made.clients[1].version == 2
     assert list(there.dropped()) == [(2, 1)]
     assert there.dropped()[2, 1].startswith("began anew: state 2 is ")
-    assert len([v for v in there.visits if (v.round, v.client) == (2, 1) and not v.dropped]) == 1
+    assert len([v for v in there.log if (v.round, v.client) == (2, 1) and not v.dropped]) == 1
 
 
 def test_a_client_that_lost_its_state_before_a_test_begins_anew_in_that_round(tmp_path: Path) -> None:
     """And the checkpoint knows it."""
-    setup = made("own", lost="anew")
-    there = Elsewhere(setup, tmp_path / "sites")
-    store = Store.create(tmp_path / "run", setup.run, {})
+    experiment = made("own", lost="anew")
+    there = Elsewhere(experiment, tmp_path / "sites")
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
 
     def loses(post: MemoryPost, sent: Sent) -> Coming:
         for _, path in there.states(1).held():
@@ -625,17 +629,17 @@ def test_a_client_that_lost_its_state_before_a_test_begins_anew_in_that_round(tm
     assert first.clients[1] is not None
     saved = store.resume()
     assert saved
-    assert saved[1][1] == Client()
+    assert saved[1][1] == ClientState()
 
 
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
-def rows(store: Store) -> list[dict[str, Any]]:
+def rows(store: RunFolder) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in {"seconds", "peak_rss_mb"}} for row in store.rounds()]
 
 
-def lines(store: Store) -> list[dict[str, Any]]:
+def lines(store: RunFolder) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
     return sorted(({k: v for k, v in row.items() if k != "seconds"} for row in found), key=str)
 
@@ -648,23 +652,25 @@ def test_a_server_killed_at_any_letter_of_a_round_goes_on_to_the_same_bits(
 ) -> None:
     """A round with all its passes, from the first charter of its process to the last exam: before a client has read
     the letter, and after it has answered. Again and again in the same folder, so that what was left is there too."""
-    setup = made(case)
-    whole = Elsewhere(setup, tmp_path / "straight")
-    straight = Store.create(tmp_path / "straight/run", setup.run, {})
+    experiment = made(case)
+    whole = Elsewhere(experiment, tmp_path / "straight")
+    straight = RunFolder.create(tmp_path / "straight/run", experiment.run, {})
     list(whole.train(straight))
     letters = CLIENTS + len([sent for sent in whole.post.sent if sent.round == killed])
 
-    there = Elsewhere(setup, tmp_path / "sites")
-    store = Store.create(tmp_path / "run", setup.run, {})
+    there = Elsewhere(experiment, tmp_path / "sites")
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     for _ in zip(range(killed), there.train(store), strict=False):
         pass
     for k in range(1, letters + 1):
         there.post.watch = dying_after(k, moment)
         with pytest.raises(Killed):
-            list(there.train(store, resume=True))
+            list(there.train(store, resuming=True))
         there.post.under_way.clear()
     there.post.watch = lambda event: None
-    assert [record.round for record in there.train(store, resume=True)] == list(range(killed + 1, setup.rounds + 1))
+    assert [record.round for record in there.train(store, resuming=True)] == list(
+        range(killed + 1, experiment.rounds + 1)
+    )
     assert ended(there, store) == ended(whole, straight) == locally(case)
     assert rows(store) == rows(straight)
     assert lines(store) == lines(straight)
@@ -683,17 +689,17 @@ def dying_after(k: int, moment: str) -> Callable[[str], None]:
 
 def test_answers_to_a_killed_server_do_not_count_for_the_next(tmp_path: Path) -> None:
     """They come first, and the right ones behind them."""
-    setup = made("own")
-    there = Elsewhere(setup, tmp_path / "sites")
-    store = Store.create(tmp_path / "run", setup.run, {})
+    experiment = made("own")
+    there = Elsewhere(experiment, tmp_path / "sites")
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
     next(there.train(store))
     there.post.watch = dying_after(2 * CLIENTS, "sent")
     with pytest.raises(Killed):
-        list(there.train(store, resume=True))
+        list(there.train(store, resuming=True))
     there.post.watch = lambda event: None
     assert len(there.post.under_way) == CLIENTS
     there.post.under_way = [(there.clock.now + 1.8, what) for _, what in there.post.under_way]
-    list(there.train(store, resume=True))
+    list(there.train(store, resuming=True))
     assert not there.post.under_way
     assert ended(there, store) == locally("own")
     assert all(row["dropped"] == {} for row in rows(store))
@@ -718,7 +724,7 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
     write = site_module.write
 
     def dying(path: Path, data: bytes) -> None:
-        if path.name == CHARTER:
+        if path.name == INVITATION:
             return write(path, data)
         deaths[path] = deaths.get(path, 0) + 1
         if deaths[path] == 2:
@@ -751,10 +757,10 @@ def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
     """Whatever the quorum: it would not be fit later either."""
     there = Elsewhere(made(), tmp_path)
 
-    def furnish(charter: object) -> site_module.Room:
+    def furnish(charter: object) -> site_module.Session:
         raise UserError("there are no pictures of 'maple tree' here")
 
-    there.post.sites[2] = Site(tmp_path / "client-2", furnish)
+    there.post.sites[2] = RemoteClient(tmp_path / "client-2", furnish)
     with pytest.raises(
         UserError, match=r"not all clients can take part in this run \(client 2: there are no pictures of"
     ):
@@ -790,7 +796,7 @@ def test_a_site_that_lost_its_charter_is_told_again(harm: Callable[[Path], None]
     there = Elsewhere(made("own"), tmp_path)
     rounds = there.rounds()
     next(rounds)
-    path = tmp_path / "client-1" / RUN / CHARTER
+    path = tmp_path / "client-1" / RUN / INVITATION
     kept = path.read_bytes()
     harm(path)
     there.post.restart(1)
@@ -802,7 +808,7 @@ def test_a_site_that_lost_its_charter_is_told_again(harm: Callable[[Path], None]
 
 @pytest.mark.parametrize("kinds", [["train.order"], ["train.order", "query.charter"]])
 def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_path: Path) -> None:
-    stranger = says(lambda data: seal(Refusal(why="stranger", text="who?")))
+    stranger = says(lambda data: encode_message(Refusal(why="stranger", text="who?")))
     there = Elsewhere(made(), tmp_path)
     rounds = there.rounds()
     next(rounds)
@@ -815,7 +821,7 @@ def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_
 
 
 def test_a_site_that_is_always_a_stranger_to_the_charter_is_not_ready(tmp_path: Path) -> None:
-    stranger = says(lambda data: seal(Refusal(why="stranger", text="who?")))
+    stranger = says(lambda data: encode_message(Refusal(why="stranger", text="who?")))
     there = Elsewhere(made(quorum=1.0), tmp_path, [Fault(stranger, client=1, kind=None)])
     with pytest.raises(UserError, match=r"only 3 of 4 clients are ready \(client 1: it asks for the same again"):
         there.engine().open()
@@ -853,19 +859,19 @@ def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkey
 @pytest.mark.parametrize("case", ["own", "fedcopl"])
 def test_nothing_that_stays_with_a_client_is_in_any_bytes_that_leave_it(case: str, tmp_path: Path) -> None:
     """All its states' own parameters and memories, in every version, searched for in all that ever came."""
-    setup = made(case)
-    there = Elsewhere(setup, tmp_path)
+    experiment = made(case)
+    there = Elsewhere(experiment, tmp_path)
     secrets = set[bytes]()
     for _ in there.rounds():
         for k in range(CLIENTS):
             client = there.states(k).read(there.made.clients[k].version, there.made.clients[k].mark)
             kept = [*client.local.values(), *client.memory.values()]
             secrets |= {raw for raw in (value.numpy().tobytes() for value in kept) if len(set(raw)) > 8}
-    there.made.examine(setup, setup.job.first_server())
+    there.made.examine(experiment, experiment.job.first_server())
     assert len(secrets) >= CLIENTS
     came = [arrival.data for arrival in there.post.came]
     assert not [secret for secret in secrets for data in came if secret in data]
-    shared = next(iter(setup.job.first_server().params.values())).numpy().tobytes()
+    shared = next(iter(experiment.job.first_server().params.values())).numpy().tobytes()
     assert any(shared in sent.data for sent in there.post.sent)  # the search can find what is there
 
 
@@ -879,11 +885,11 @@ def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
 
 def test_statistics_of_another_shape_are_outvoted(tmp_path: Path) -> None:
     """CAPT's label counts, one class too many: that client is out of the round, and its state as before it."""
-    setup = world(
+    experiment = world(
         "capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"method.against": "text", "plan.quorum": 0.5}
     )
     longer = tensors("stats", "counts", lambda v: torch.cat([v, v[:1]]))
-    there = Elsewhere(setup, tmp_path, [Fault(says(longer), client=1, round=1, pass_="train")])
-    assert there.end() == here(setup, (1, 1))
+    there = Elsewhere(experiment, tmp_path, [Fault(says(longer), client=1, round=1, pass_name="train")])
+    assert there.end() == here(experiment, (1, 1))
     assert list(there.dropped()) == [(1, 1)]
     assert "another shape than the others' have" in there.dropped()[1, 1]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import fedtailor
-from fedtailor.errors import UserError
-from fedtailor.store import LOGS
+from fedtailor.base.errors import UserError
+from fedtailor.runs.folder import LOGS
 
 ROUNDS = 4
 # When a run is killed, and the round of the checkpoint that it leaves behind.
@@ -109,13 +109,13 @@ TELLER = """
 import json, sys
 import fedtailor
 
-class Teller(fedtailor.Watcher):
-    def finished(self, record, rounds):
+class Teller(fedtailor.Callback):
+    def on_round(self, record, rounds):
         print(record.round, flush=True)
         if record.round == int(sys.argv[3]):
             sys.stdin.read()
 
-fedtailor.run("promptfl", json.loads(sys.argv[1]), out=sys.argv[2], watcher=Teller())
+fedtailor.run("promptfl", json.loads(sys.argv[1]), out=sys.argv[2], callback=Teller())
 """
 
 
@@ -210,19 +210,19 @@ def test_killed_from_outside_at_any_time(settings: dict[str, Any], tmp_path: Pat
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 
 
-class Stopping(fedtailor.Watcher):
-    def finished(self, record: Any, rounds: int) -> None:
+class Stopping(fedtailor.Callback):
+    def on_round(self, record: Any, rounds: int) -> None:
         raise KeyboardInterrupt
 
 
 def test_stopped_after_every_round(settings: dict[str, Any], straight: Path, tmp_path: Path) -> None:
     """Ctrl-C after each round and resumed each time, through all rounds."""
     with pytest.raises(KeyboardInterrupt):
-        fedtailor.run("promptfl", settings, out=tmp_path / "run", watcher=Stopping())
+        fedtailor.run("promptfl", settings, out=tmp_path / "run", callback=Stopping())
     for _ in range(ROUNDS - 1):
         with pytest.raises(KeyboardInterrupt):
-            fedtailor.resume(tmp_path / "run", watcher=Stopping())
-    fedtailor.resume(tmp_path / "run", watcher=Stopping())
+            fedtailor.resume(tmp_path / "run", callback=Stopping())
+    fedtailor.resume(tmp_path / "run", callback=Stopping())
     assert content(tmp_path / "run") == content(straight)
 
 

@@ -11,14 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.clip import cache
-from fedtailor.clip.cache import NotKept
-from fedtailor.clip.preprocess import Preprocess
-from fedtailor.data.samples import CachedPool, LivePool, Shelf, make_pool
-from fedtailor.errors import UserError
-from fedtailor.model import Model
-from fedtailor.rng import generator
-from fedtailor.train import advance
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import generator
+from fedtailor.client.data import ClientData
+from fedtailor.client.features import CachedFeatures, LiveFeatures, make_features
+from fedtailor.clip import feature_cache
+from fedtailor.clip.feature_cache import NotKept
+from fedtailor.core.model import Model
+from fedtailor.data.preprocess import Preprocess
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import make_tuner
 from world import checkpoint, dataset, world
 
@@ -35,7 +37,7 @@ VALUES = np.arange(20, dtype=np.float32).reshape(10, 2)
 )
 def test_an_epoch_has_every_sample_once(indices: list[int], size: int, drop_last: bool, seed: int) -> None:
     """Each batch pairs a picture with its label and its place on the shelf; only a last, smaller one may be missing."""
-    shelf = Shelf(CachedPool(VALUES), np.array(indices), LABELS, 3)
+    shelf = ClientData(CachedFeatures(VALUES), np.array(indices), LABELS, 3)
     met: list[int] = []
     for batch in shelf.batches(size, drop_last, generator(seed)):
         where = np.array(indices)[batch.index.numpy()]
@@ -51,7 +53,7 @@ def test_an_epoch_has_every_sample_once(indices: list[int], size: int, drop_last
 
 def test_counts() -> None:
     """(C,) samples of each class, those it has none of too."""
-    shelf = Shelf(CachedPool(VALUES), np.array([0, 4, 7, 1]), LABELS, 5)
+    shelf = ClientData(CachedFeatures(VALUES), np.array([0, 4, 7, 1]), LABELS, 5)
     assert shelf.counts().tolist() == [1, 0, 3, 0, 0]
     assert len(shelf) == 4
     assert shelf.labels.tolist() == [2, 2, 2, 0]
@@ -59,7 +61,7 @@ def test_counts() -> None:
 
 def test_what_a_pass_does_to_a_batch_stays_there() -> None:
     """Labels and pictures are copies: writing into them changes no later batch."""
-    shelf = Shelf(CachedPool(VALUES.copy()), np.arange(10), LABELS, 3)
+    shelf = ClientData(CachedFeatures(VALUES.copy()), np.arange(10), LABELS, 3)
     shelf.labels.fill_(1)
     for batch in shelf.batches(5, False, generator(0)):
         batch.x.zero_()
@@ -94,14 +96,14 @@ def test_labels_that_are_not_given_cannot_be_reached(training: bool, tmp_path: P
     train, part = dataset().train, np.arange(0, 40, 3)
     model = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.")
     transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
-    pool = make_pool(model, "digest", train.images, transform, training, tmp_path)
+    pool = make_features(model, "digest", train.images, transform, training, tmp_path)
 
-    def found(shelf: Shelf) -> bool:
+    def found(shelf: ClientData) -> bool:
         hidden = [train.labels.tolist(), train.labels[part].tolist()]
         return any(array.ndim == 1 and array.tolist() in hidden for array in arrays(shelf))
 
-    assert found(Shelf(pool, part, train.labels, 5))  # the search can find them
-    bare = Shelf(pool, part, None, 5)
+    assert found(ClientData(pool, part, train.labels, 5))  # the search can find them
+    bare = ClientData(pool, part, None, 5)
     assert not found(bare)
     for ask in (lambda: bare.labels, bare.counts, lambda: next(bare.batches(4, False, generator(0)))):
         with pytest.raises(UserError, match=r"no labels; choose a labeler"):
@@ -113,15 +115,15 @@ def test_augmented_views_are_drawn_from_the_seed(tmp_path: Path) -> None:
     images = dataset().train.images
     model = world("fedavg", "text_prompt").job.model
     transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
-    pool = make_pool(model, "digest", images, transform, training=True, folder=tmp_path)
-    assert isinstance(pool, LivePool)
+    pool = make_features(model, "digest", images, transform, training=True, folder=tmp_path)
+    assert isinstance(pool, LiveFeatures)
     assert not list(tmp_path.iterdir())  # nothing of it is cached
     some = np.array([3, 1])
     first = pool.fetch(some, generator(1))
     assert torch.equal(pool.fetch(some, generator(1)), first)
     assert not torch.allclose(pool.fetch(some, generator(2)), first)
-    plain = make_pool(model, "digest", images, transform, training=False, folder=tmp_path)
-    assert isinstance(plain, CachedPool)
+    plain = make_features(model, "digest", images, transform, training=False, folder=tmp_path)
+    assert isinstance(plain, CachedFeatures)
     assert torch.allclose(pool.fetch(some), plain.fetch(some), atol=1e-6)
     assert not torch.allclose(pool.fetch(some), first)
 
@@ -130,8 +132,8 @@ def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
     """A live pool is fetched anew with the epoch's generator; the whole pass is the same for the same seed."""
     model = world("fedavg", "text_prompt").job.model
     transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
-    pool = make_pool(model, "digest", dataset().train.images, transform, training=True, folder=tmp_path)
-    shelf = Shelf(pool, np.arange(3), dataset().train.labels, 5)
+    pool = make_features(model, "digest", dataset().train.images, transform, training=True, folder=tmp_path)
+    shelf = ClientData(pool, np.arange(3), dataset().train.labels, 5)
 
     def epochs(seed: int) -> list[torch.Tensor]:
         rng = generator(seed)
@@ -144,20 +146,20 @@ def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
 
 
 def test_views_show_every_picture_in_order_without_labels() -> None:
-    plain = CachedPool(VALUES * 10)
-    shelf = Shelf(CachedPool(VALUES), np.array([3, 1, 4, 0, 9]), None, 3, plain=plain)
+    plain = CachedFeatures(VALUES * 10)
+    shelf = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4, 0, 9]), None, 3, plain=plain)
     views = list(shelf.views(size=2))
     assert [len(view.x) for view in views] == [2, 2, 1]
     assert torch.cat([view.index for view in views]).tolist() == [0, 1, 2, 3, 4]
     assert torch.cat([view.x for view in views]).tolist() == VALUES[[3, 1, 4, 0, 9]].tolist()
     assert torch.cat([view.plain for view in views]).tolist() == (VALUES * 10)[[3, 1, 4, 0, 9]].tolist()
     assert not hasattr(views[0], "y")
-    assert list(Shelf(CachedPool(VALUES), np.empty(0, np.int64), None, 3).views()) == []
+    assert list(ClientData(CachedFeatures(VALUES), np.empty(0, np.int64), None, 3).views()) == []
 
 
 def test_other_labels_on_some_of_the_pictures() -> None:
     """A labeler's choice: some pictures, one of them twice, each with its label and candidates."""
-    shelf = Shelf(CachedPool(VALUES), np.array([3, 1, 4]), None, 3)
+    shelf = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4]), None, 3)
     candidates = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 1, 1]])
     part = shelf.labelled(torch.tensor([2, 0, 2]), torch.tensor([2, 1, 1]), candidates)
     assert (len(part), part.counts().tolist()) == (3, [0, 2, 1])
@@ -175,9 +177,9 @@ def test_other_labels_on_some_of_the_pictures() -> None:
 def test_a_held_out_slice_is_every_tenth(n: int, held: int) -> None:
     """The two parts are disjoint, the same every time, and hold everything."""
     values = np.arange(n, dtype=np.float32)[:, None]
-    shelf = Shelf(CachedPool(values), np.arange(n), np.zeros(n, np.int64), 1)
+    shelf = ClientData(CachedFeatures(values), np.arange(n), np.zeros(n, np.int64), 1)
 
-    def pictures(part: Shelf) -> list[float]:
+    def pictures(part: ClientData) -> list[float]:
         return [float(x) for view in part.views() for x in view.x.flatten()]
 
     rest, slice_ = shelf.split(0.1)
@@ -200,14 +202,14 @@ def two_pools(
     transform: Preprocess = PLAIN,
     training: bool = True,
     stage: str = "",
-) -> tuple[CachedPool, LivePool]:
+) -> tuple[CachedFeatures, LiveFeatures]:
     """With room for it, and without."""
     images = dataset().train.images
-    kept = make_pool(model, "digest", images, transform, training, folder, stage=stage)
+    kept = make_features(model, "digest", images, transform, training, folder, stage=stage)
     monkeypatch.setenv("FEDTAILOR_CACHE_GB", gigabytes)
-    live = make_pool(model, "digest", images, transform, training, folder / "other", stage=stage)
-    assert isinstance(kept, CachedPool)
-    assert isinstance(live, LivePool)
+    live = make_features(model, "digest", images, transform, training, folder / "other", stage=stage)
+    assert isinstance(kept, CachedFeatures)
+    assert isinstance(live, LiveFeatures)
     return kept, live
 
 
@@ -226,7 +228,7 @@ def test_without_room_the_numbers_are_the_same(
     """Also in type, in more pictures than are encoded at once, in any order, and whatever generator there is."""
     model = Model.of(checkpoint(), make_tuner(tuner, {}), dataset().classes, "a {}.", reads=reads)
     kept, live = two_pools(tmp_path, monkeypatch, model, "0", stage=stage)
-    monkeypatch.setattr(cache, "CHUNK", 4)
+    monkeypatch.setattr(feature_cache, "CHUNK", 4)
     some = np.array([7, 0, 3, 3, 12, 1, 40, 2, 5])
     x, y = kept.fetch(some), live.fetch(some, generator(1))
     assert x.dtype == y.dtype == (torch.float16 if reads == "patches" else torch.float32)
@@ -244,7 +246,7 @@ def test_patches_are_read_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert said.dtype == torch.float32
         torch.testing.assert_close(said, read(theta, live.fetch(some)), atol=2e-2, rtol=0)
     exact = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.")
-    features = make_pool(exact, "digest", dataset().train.images, PLAIN, True, tmp_path)
+    features = make_features(exact, "digest", dataset().train.images, PLAIN, True, tmp_path)
     torch.testing.assert_close(
         model.image(theta, kept.fetch(some)), exact.image(theta, features.fetch(some)), atol=1e-3, rtol=0
     )
@@ -254,21 +256,21 @@ def test_a_live_pool_takes_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest
     """A test set that is asked for whole is not held in pixels whole."""
     _, live = two_pools(tmp_path, monkeypatch, world().job.model, "0")
     sizes: list[int] = []
-    encode = cache.encode
+    encode = feature_cache.encode
 
     def counting(clip: Any, pixels: torch.Tensor, *rest: Any) -> torch.Tensor:
         sizes.append(len(pixels))
         return encode(clip, pixels, *rest)
 
-    monkeypatch.setattr(cache, "encode", counting)
-    monkeypatch.setattr(cache, "CHUNK", 4)
+    monkeypatch.setattr(feature_cache, "encode", counting)
+    monkeypatch.setattr(feature_cache, "CHUNK", 4)
     live.fetch(np.arange(10))
     assert sizes == [4, 4, 2]
 
 
 def test_without_room_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warning that names the setting, and the pool is live."""
-    cache.tell.cache_clear()
+    feature_cache.tell.cache_clear()
     with pytest.warns(NotKept, match=r"caching 45 images takes 0\.0 GB, more than FEDTAILOR_CACHE_GB=1e-06"):
         two_pools(tmp_path, monkeypatch, world().job.model, "1e-6")
     assert list((tmp_path / "other").iterdir()) == []
@@ -282,27 +284,27 @@ def test_fixed_is_whether_a_picture_looks_the_same_every_time(tmp_path: Path, mo
         some = np.array([3, 1])
         same = torch.equal(pool.fetch(some, generator(1)), pool.fetch(some, generator(2)))
         assert same == pool.fixed
-        return Shelf(pool, some, None, 5).fixed
+        return ClientData(pool, some, None, 5).fixed
 
     assert all(fixed(pool) for pool in two_pools(tmp_path, monkeypatch, model, "0"))
     monkeypatch.delenv("FEDTAILOR_CACHE_GB")
     assert all(fixed(pool) for pool in two_pools(tmp_path, monkeypatch, model, "0", AUGMENTED, training=False))
-    assert not fixed(make_pool(model, "digest", images, AUGMENTED, True, tmp_path))
+    assert not fixed(make_features(model, "digest", images, AUGMENTED, True, tmp_path))
 
 
 def test_a_run_without_a_cache_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedPuReL, which computes what is fixed once and asks CLIP for its own view: every number, to the last places."""
 
     def trained() -> dict[str, torch.Tensor]:
-        setup = world("fedpurel", "lora", rounds=2)
-        engine, server = setup.engine(), setup.job.first_server()
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
-        assert setup.shelves[0].fixed
-        assert isinstance(setup.train_pool, pools.pop(0))
+        experiment = world("fedpurel", "lora", rounds=2)
+        engine, server = make_engine(experiment), experiment.job.first_server()
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
+        assert experiment.client_data[0].fixed
+        assert isinstance(experiment.train_features, pools.pop(0))
         return {**server.params, **engine.clients[1].local}
 
-    pools: list[type] = [CachedPool, LivePool]
+    pools: list[type] = [CachedFeatures, LiveFeatures]
     cached = trained()
     assert any(name.startswith("local.") for name in cached)
     monkeypatch.setenv("FEDTAILOR_CACHE_GB", "0")

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtailor.core import Server
-from fedtailor.servers import FedAdam, FedAvgM, ServerStep
-from fedtailor.train import advance
+from fedtailor.core.types import Server
+from fedtailor.server_optimizers.base import ServerOptimizer
+from fedtailor.server_optimizers.fedadam import FedAdam
+from fedtailor.server_optimizers.fedavgm import FedAvgM
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from world import world
 
 
-def two_rounds(step: ServerStep) -> list[float]:
+def two_rounds(step: ServerOptimizer) -> list[float]:
     """From x = 0 the clients' mean is first 1 further, then 2 further than the server."""
     server, seen = Server(0, {"a": torch.zeros(1)}), []
     for change in (1.0, 2.0):
@@ -50,10 +53,10 @@ def test_what_did_not_change_takes_no_step() -> None:
 def test_any_method_takes_one(method: str, tuner: str) -> None:
     ends = {}
     for name in ("average", "fedavgm", "fedadam"):
-        setup = world(method, tuner, server=name)
-        engine, server = setup.engine(), setup.job.first_server()
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
+        experiment = world(method, tuner, server=name)
+        engine, server = make_engine(experiment), experiment.job.first_server()
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
         ends[name] = torch.cat([v.flatten() for v in server.params.values()])
         assert torch.isfinite(ends[name]).all()
     assert not torch.equal(ends["average"], ends["fedavgm"])
@@ -63,9 +66,9 @@ def test_any_method_takes_one(method: str, tuner: str) -> None:
 def test_no_momentum_is_no_server_optimiser() -> None:
     ends = []
     for more in ({}, {"server": "fedavgm", "server.beta": 0.0}):
-        setup = world(**more)
-        engine, server = setup.engine(), setup.job.first_server()
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
+        experiment = world(**more)
+        engine, server = make_engine(experiment), experiment.job.first_server()
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
         ends.append(server.params["text.ctx"])
     assert torch.equal(ends[0], ends[1])

@@ -13,13 +13,24 @@ import pytest
 import torch
 
 from fedtailor import __version__
-from fedtailor import site as site_module
-from fedtailor.core import Params
-from fedtailor.errors import UserError
-from fedtailor.letters import Answer, Charter, Exam, Letter, Order, Present, Refusal, seal, unseal
-from fedtailor.site import CHARTER, DIGEST, Refused, Room, Site, States
-from fedtailor.visit import Client, Task, visit
-from fedtailor.wire import client_to_bytes, to_bytes
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import client_to_bytes, to_bytes
+from fedtailor.client.job import ClientState, Task
+from fedtailor.client.step import client_step
+from fedtailor.core.types import Params
+from fedtailor.remote import client as site_module
+from fedtailor.remote.client import DIGEST, INVITATION, Refused, RemoteClient, Session, StateFiles
+from fedtailor.remote.messages import (
+    EvaluateRequest,
+    Invitation,
+    Message,
+    PassReply,
+    PassRequest,
+    Ready,
+    Refusal,
+    decode_message,
+    encode_message,
+)
 from test_visit import SECRET, NoData, job
 
 RUN, OTHER = "a" * 32, "b" * 32
@@ -33,81 +44,81 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda file: None)
 
 
-def charter(**more: Any) -> Charter:
+def charter(**more: Any) -> Invitation:
     rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "normal": "", "groups": {}}
-    return Charter(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
+    return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 
-def furnish(charter: Charter) -> Room:
+def furnish(charter: Invitation) -> Session:
     tests: Any = SimpleNamespace(labels=range(5))
-    return Room(charter.client, job(), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
+    return Session(charter.client, job(), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
 
 
-def order(n: int, version: int = 0, mark: str = "", pass_: str = "recalling", **more: Any) -> Order:
+def order(n: int, version: int = 0, mark: str = "", pass_: str = "recalling", **more: Any) -> PassRequest:
     there = {"run": RUN, "client": ME, "serial": f"00000000-{n}", "kept": 0, "round": 5}
-    return Order(**{**there, "version": version, "mark": mark, "pass_": pass_, **more})
+    return PassRequest(**{**there, "version": version, "mark": mark, "pass_name": pass_, **more})
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    site = Site(tmp_path, furnish)
-    assert read(site.answer(seal(charter()))) == Present(samples=3, tests=5)
+def site(tmp_path: Path) -> RemoteClient:
+    site = RemoteClient(tmp_path, furnish)
+    assert read(site.answer(encode_message(charter()))) == Ready(samples=3, tests=5)
     return site
 
 
-def read(data: bytes) -> Letter:
-    return unseal(data)[0]
+def read(data: bytes) -> Message:
+    return decode_message(data)[0]
 
 
-def sent(site: Site, letter: Letter) -> Letter:
+def sent(site: RemoteClient, letter: Message) -> Message:
     groups: dict[str, Params] = {"params": DOWN, "inbox": {}, "stats": {}}
-    return read(site.answer(seal(letter, **{name: groups[name] for name in letter.tensors})))
+    return read(site.answer(encode_message(letter, **{name: groups[name] for name in letter.tensors})))
 
 
-def refused(site: Site, letter: Letter) -> tuple[str, str]:
+def refused(site: RemoteClient, letter: Message) -> tuple[str, str]:
     answer = sent(site, letter)
     assert isinstance(answer, Refusal)
     return answer.why, answer.text
 
 
-def files(site: Site, run: str = RUN) -> list[str]:
-    return sorted(path.name for path in (site.folder / run).iterdir() if path.name != CHARTER)
+def files(site: RemoteClient, run: str = RUN) -> list[str]:
+    return sorted(path.name for path in (site.folder / run).iterdir() if path.name != INVITATION)
 
 
-def test_an_order_is_a_visit(site: Site) -> None:
+def test_an_order_is_a_visit(site: RemoteClient) -> None:
     """The answer is the visit's reply, and the state on disk is the one it left, marked by the order."""
-    data = site.answer(seal(order(1), params=DOWN, inbox={}))
-    reply, after = visit(job(), ME, Task("recalling", 5, DOWN), Client(), NoData())
-    answer, tensors = unseal(data)
-    assert isinstance(answer, Answer)
+    data = site.answer(encode_message(order(1), params=DOWN, inbox={}))
+    reply, after = client_step(job(), ME, Task("recalling", 5, DOWN), ClientState(), NoData())
+    answer, tensors = decode_message(data)
+    assert isinstance(answer, PassReply)
     assert (answer.serial, answer.version, answer.samples, answer.weight) == ("00000000-1", 1, 3, reply.weight)
     assert tensors["stats"]["n"].item() == 1
     assert torch.equal(tensors["stats"]["l"], reply.stats["l"])
-    kept = States(site.folder / RUN).read(1, "00000000-1")
+    kept = StateFiles(site.folder / RUN).read(1, "00000000-1")
     assert client_to_bytes(kept) == client_to_bytes(replace(after, mark="00000000-1"))
 
 
-def test_an_order_is_carried_out_from_the_state_that_it_names(site: Site) -> None:
+def test_an_order_is_carried_out_from_the_state_that_it_names(site: RemoteClient) -> None:
     """Not from the last one: whatever came of other orders meanwhile is as if it had not been."""
     sent(site, order(1))
     for n in (2, 3, 4):
-        data = site.answer(seal(order(n, 1, "00000000-1"), params=DOWN, inbox={}))
-        assert unseal(data)[1]["stats"]["n"].item() == 2
+        data = site.answer(encode_message(order(n, 1, "00000000-1"), params=DOWN, inbox={}))
+        assert decode_message(data)[1]["stats"]["n"].item() == 2
     assert files(site) == ["state-1-00000000-1", "state-2-00000000-2", "state-2-00000000-3", "state-2-00000000-4"]
-    data = site.answer(seal(order(5, 2, "00000000-3"), params=DOWN, inbox={}))
-    assert unseal(data)[1]["stats"]["n"].item() == 3
+    data = site.answer(encode_message(order(5, 2, "00000000-3"), params=DOWN, inbox={}))
+    assert decode_message(data)[1]["stats"]["n"].item() == 3
 
 
-def test_the_same_order_again_is_the_same_answer(site: Site) -> None:
+def test_the_same_order_again_is_the_same_answer(site: RemoteClient) -> None:
     """But for the seconds."""
-    letter = seal(order(1, pass_="drawing"), params=DOWN, inbox={})
-    (first, drawn), (again, same) = unseal(site.answer(letter)), unseal(site.answer(letter))
+    letter = encode_message(order(1, pass_name="drawing"), params=DOWN, inbox={})
+    (first, drawn), (again, same) = decode_message(site.answer(letter)), decode_message(site.answer(letter))
     assert first.model_copy(update={"seconds": 0}) == again.model_copy(update={"seconds": 0})
     assert torch.equal(drawn["stats"]["draw"], same["stats"]["draw"])
     assert files(site) == ["state-1-00000000-1"]
 
 
-def test_only_states_that_may_be_asked_for_are_kept(site: Site) -> None:
+def test_only_states_that_may_be_asked_for_are_kept(site: RemoteClient) -> None:
     """By the server's word alone, and of all marks."""
     mark = ""
     for n in range(1, 5):
@@ -121,8 +132,8 @@ def test_only_states_that_may_be_asked_for_are_kept(site: Site) -> None:
     assert len(files(site)) == 4
 
 
-def test_other_files_and_runs_are_left_alone(site: Site) -> None:
-    assert read(site.answer(seal(charter(run=OTHER)))) == Present(samples=3, tests=5)
+def test_other_files_and_runs_are_left_alone(site: RemoteClient) -> None:
+    assert read(site.answer(encode_message(charter(run=OTHER)))) == Ready(samples=3, tests=5)
     sent(site, order(1, run=OTHER))
     sent(site, order(1))
     for name in ("notes.txt", "state-0-x", "state-1-00000000-1.bak"):
@@ -132,7 +143,7 @@ def test_other_files_and_runs_are_left_alone(site: Site) -> None:
     assert files(site, OTHER) == ["state-1-00000000-1"]
 
 
-def test_a_state_that_is_not_there_is_lost_and_what_there_is_is_told(site: Site) -> None:
+def test_a_state_that_is_not_there_is_lost_and_what_there_is_is_told(site: RemoteClient) -> None:
     assert refused(site, order(2, 1, "00000000-1")) == ("lost", "state 1 is not here; of this run there are: none")
     sent(site, order(1))
     assert refused(site, order(2, 1, "00000000-9")) == ("lost", "state 1 is not here; of this run there are: 1")
@@ -140,7 +151,7 @@ def test_a_state_that_is_not_there_is_lost_and_what_there_is_is_told(site: Site)
 
 
 @pytest.mark.parametrize("at", [0, DIGEST - 1, DIGEST, DIGEST + 60, -1])
-def test_one_damaged_byte_is_noticed(at: int, site: Site) -> None:
+def test_one_damaged_byte_is_noticed(at: int, site: RemoteClient) -> None:
     sent(site, order(1))
     path = site.folder / RUN / "state-1-00000000-1"
     data = bytearray(path.read_bytes())
@@ -150,16 +161,16 @@ def test_one_damaged_byte_is_noticed(at: int, site: Site) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, DIGEST, DIGEST + 40])
-def test_a_state_cut_short_is_noticed(length: int, site: Site) -> None:
+def test_a_state_cut_short_is_noticed(length: int, site: RemoteClient) -> None:
     sent(site, order(1))
     path = site.folder / RUN / "state-1-00000000-1"
     path.write_bytes(path.read_bytes()[:length])
     assert refused(site, order(2, 1, "00000000-1"))[0] == "lost"
 
 
-def test_refusals_bear_the_serial_of_what_they_refuse(site: Site) -> None:
+def test_refusals_bear_the_serial_of_what_they_refuse(site: RemoteClient) -> None:
     """So that one of an old order is not taken for one of the order that is due."""
-    for letter in (order(7, 1, "00000000-1"), order(7, run=OTHER), order(7, client=1), order(7, pass_="failing")):
+    for letter in (order(7, 1, "00000000-1"), order(7, run=OTHER), order(7, client=1), order(7, pass_name="failing")):
         answer = sent(site, letter)
         assert isinstance(answer, Refusal)
         assert answer.serial == "00000000-7"
@@ -171,9 +182,9 @@ def test_refusals_bear_the_serial_of_what_they_refuse(site: Site) -> None:
 # --- letters that are not for it --------------------------------------------------------------------------------------
 
 
-def raw(letter: Letter, **change: Any) -> bytes:
+def raw(letter: Message, **change: Any) -> bytes:
     note = {"letter": {**letter.model_dump(mode="json"), **change}}
-    return to_bytes({"params": DOWN, "inbox": {}} if isinstance(letter, Order) else {}, note)
+    return to_bytes({"params": DOWN, "inbox": {}} if isinstance(letter, PassRequest) else {}, note)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +200,7 @@ def raw(letter: Letter, **change: Any) -> bytes:
         raw(charter(), run=""),
     ],
 )
-def test_no_letter_reaches_another_folder(data: bytes, site: Site) -> None:
+def test_no_letter_reaches_another_folder(data: bytes, site: RemoteClient) -> None:
     """Nothing is read, nothing is written, and it is told why."""
     before = sorted(str(path) for path in site.folder.parent.rglob("*"))
     answer = read(site.answer(data))
@@ -199,35 +210,35 @@ def test_no_letter_reaches_another_folder(data: bytes, site: Site) -> None:
     assert sorted(str(path) for path in site.folder.parent.rglob("*")) == before
 
 
-def test_a_letter_for_another_client_is_refused(site: Site) -> None:
+def test_a_letter_for_another_client_is_refused(site: RemoteClient) -> None:
     told = ("failed", "a letter for client 1 came to client 3")
     assert refused(site, order(1, client=1)) == told
-    assert refused(site, Exam(run=RUN, client=1, serial="00000000-1", version=0, mark="")) == told
+    assert refused(site, EvaluateRequest(run=RUN, client=1, serial="00000000-1", version=0, mark="")) == told
     assert files(site) == []
 
 
 @pytest.mark.parametrize(
     "letter",
     [
-        Present(samples=1, tests=1),
+        Ready(samples=1, tests=1),
         Refusal(why="lost", text="so am I"),
-        Answer(run=RUN, client=ME, serial="00000000-1", version=1, samples=3, seconds=1.0, weight=1.0),
+        PassReply(run=RUN, client=ME, serial="00000000-1", version=1, samples=3, seconds=1.0, weight=1.0),
     ],
 )
-def test_what_only_a_server_should_get_is_refused(letter: Letter, site: Site) -> None:
+def test_what_only_a_server_should_get_is_refused(letter: Message, site: RemoteClient) -> None:
     assert refused(site, letter) == ("failed", "this letter is not for clients")
 
 
-@pytest.mark.parametrize("data", [b"", b"?", b"\xff" * 300, seal(order(1), params=DOWN, inbox={})[:-1]])
-def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: Site) -> None:
+@pytest.mark.parametrize("data", [b"", b"?", b"\xff" * 300, encode_message(order(1), params=DOWN, inbox={})[:-1]])
+def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClient) -> None:
     answer = read(site.answer(data))
     assert isinstance(answer, Refusal)
     assert "not one of ours" in answer.text
-    assert isinstance(sent(site, order(1)), Answer)
+    assert isinstance(sent(site, order(1)), PassReply)
 
 
 @pytest.mark.parametrize(
-    ("pass_", "told"),
+    ("pass_name", "told"),
     [
         ("complaining", "Odd.complaining, client 3, round 5: this will not do"),
         ("failing", "ZeroDivisionError: oh"),
@@ -235,7 +246,7 @@ def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: Site) -> No
         ("nothing", "there is no pass 'nothing' here"),
     ],
 )
-def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: str, site: Site) -> None:
+def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: str, site: RemoteClient) -> None:
     sent(site, order(1))
     before = (site.folder / RUN / "state-1-00000000-1").read_bytes()
     why, text = refused(site, order(2, 1, "00000000-1", pass_))
@@ -248,64 +259,72 @@ def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: 
 
 
 def test_a_site_that_was_not_told_of_a_run_is_a_stranger_to_it(tmp_path: Path) -> None:
-    assert refused(Site(tmp_path, furnish), order(1)) == ("stranger", "this client has not been told of the run")
+    assert refused(RemoteClient(tmp_path, furnish), order(1)) == (
+        "stranger",
+        "this client has not been told of the run",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_site_started_anew_goes_on_by_its_kept_charter(site: Site) -> None:
+def test_a_site_started_anew_goes_on_by_its_kept_charter(site: RemoteClient) -> None:
     """It furnishes its room once, however many letters come."""
-    seen: list[Charter] = []
+    seen: list[Invitation] = []
 
-    def counting(charter: Charter) -> Room:
+    def counting(charter: Invitation) -> Session:
         seen.append(charter)
         return furnish(charter)
 
     sent(site, order(1))
-    anew = Site(site.folder, counting)
-    assert isinstance(sent(anew, order(2, 1, "00000000-1")), Answer)
-    assert isinstance(sent(anew, order(3, 1, "00000000-1")), Answer)
+    anew = RemoteClient(site.folder, counting)
+    assert isinstance(sent(anew, order(2, 1, "00000000-1")), PassReply)
+    assert isinstance(sent(anew, order(3, 1, "00000000-1")), PassReply)
     assert seen == [charter()]
 
 
 def test_another_version_is_unfit(tmp_path: Path) -> None:
-    why, text = refused(Site(tmp_path, furnish), charter(version="0.0.7"))
+    why, text = refused(RemoteClient(tmp_path, furnish), charter(version="0.0.7"))
     assert why == "unfit"
     assert text == f"this client has fedtailor {__version__}, the server 0.0.7; install the same on both"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kept_charter_of_another_version_is_unfit_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_charter_of_another_version_is_unfit_too(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """fedtailor was updated between two starts."""
     monkeypatch.setattr(site_module, "__version__", "99.0")
-    assert refused(Site(site.folder, furnish), order(1))[0] == "unfit"
+    assert refused(RemoteClient(site.folder, furnish), order(1))[0] == "unfit"
 
 
 def test_what_the_site_cannot_do_is_unfit_and_what_went_wrong_is_failed(tmp_path: Path) -> None:
-    def raising(error: Exception) -> Callable[[Charter], Room]:
-        def furnish(charter: Charter) -> Room:
+    def raising(error: Exception) -> Callable[[Invitation], Session]:
+        def furnish(charter: Invitation) -> Session:
             raise error
 
         return furnish
 
-    assert refused(Site(tmp_path, raising(UserError("no pictures"))), charter()) == ("unfit", "no pictures")
-    assert refused(Site(tmp_path, raising(OSError(5, "I/O error"))), charter()) == ("failed", "[Errno 5] I/O error")
+    assert refused(RemoteClient(tmp_path, raising(UserError("no pictures"))), charter()) == ("unfit", "no pictures")
+    assert refused(RemoteClient(tmp_path, raising(OSError(5, "I/O error"))), charter()) == (
+        "failed",
+        "[Errno 5] I/O error",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"?", seal(charter(run=OTHER)), seal(Present(samples=1, tests=1))])
-def test_a_charter_that_cannot_be_read_is_as_good_as_none(data: bytes, site: Site) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"?", encode_message(charter(run=OTHER)), encode_message(Ready(samples=1, tests=1))]
+)
+def test_a_charter_that_cannot_be_read_is_as_good_as_none(data: bytes, site: RemoteClient) -> None:
     """It will be sent again."""
-    (site.folder / RUN / CHARTER).write_bytes(data)
-    anew = Site(site.folder, furnish)
+    (site.folder / RUN / INVITATION).write_bytes(data)
+    anew = RemoteClient(site.folder, furnish)
     assert refused(anew, order(1))[0] == "stranger"
     sent(anew, charter())
-    assert isinstance(sent(anew, order(1)), Answer)
+    assert isinstance(sent(anew, order(1)), PassReply)
 
 
 # --- a full disk, and secrets -----------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_leaves_nothing_half_done(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing_half_done(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
     sent(site, order(1))
 
     def full(path: Path, data: bytes) -> None:
@@ -316,27 +335,27 @@ def test_a_full_disk_leaves_nothing_half_done(site: Site, monkeypatch: pytest.Mo
         patch.setattr(site_module, "write", full)
         assert refused(site, order(2, 1, "00000000-1")) == ("failed", "[Errno 28] No space left on device")
         assert files(site) == ["state-1-00000000-1"]
-    assert isinstance(sent(site, order(3, 1, "00000000-1")), Answer)
+    assert isinstance(sent(site, order(3, 1, "00000000-1")), PassReply)
 
 
-def test_what_stays_is_in_no_bytes_that_leave(site: Site) -> None:
+def test_what_stays_is_in_no_bytes_that_leave(site: RemoteClient) -> None:
     """LOCAL and FIXED parameters and what a pass keeps are secrets; they are on the site's disk and nowhere else."""
     secret = struct.pack("<f", SECRET)
-    left = [site.answer(seal(order(1, pass_="leaky"), params=DOWN, inbox={}))]
+    left = [site.answer(encode_message(order(1, pass_name="leaky"), params=DOWN, inbox={}))]
     for n, pass_ in enumerate(("drawing", "unknown", "misshaped", "failing", "diverged_at_home", "destroying")):
-        left.append(site.answer(seal(order(2 + n, 1, "00000000-1", pass_), params=DOWN, inbox={})))
-    left.append(site.answer(seal(order(9, 7, "00000000-9"), params=DOWN, inbox={})))
+        left.append(site.answer(encode_message(order(2 + n, 1, "00000000-1", pass_), params=DOWN, inbox={})))
+    left.append(site.answer(encode_message(order(9, 7, "00000000-9"), params=DOWN, inbox={})))
     assert not [data for data in left if secret in data or str(SECRET).encode() in data]
     kept = (site.folder / RUN / "state-1-00000000-1").read_bytes()
     assert kept.count(secret) == 3  # twice in l, once in k: the search can find it
-    assert unseal(left[0])[1]["params"]["g"].tolist() == [2.0, 3.0]
+    assert decode_message(left[0])[1]["params"]["g"].tolist() == [2.0, 3.0]
 
 
 def test_states_by_themselves(tmp_path: Path) -> None:
     """Version 0 is nothing; others are whole or refused."""
-    states = States(tmp_path)
-    assert states.read(0, "anything") == Client()
-    client = Client({"l": torch.ones(2)}, {}, {}, 2, "00000000-1")
+    states = StateFiles(tmp_path)
+    assert states.read(0, "anything") == ClientState()
+    client = ClientState({"l": torch.ones(2)}, {}, {}, 2, "00000000-1")
     states.write(client)
     assert client_to_bytes(states.read(2, "00000000-1")) == client_to_bytes(client)
     with pytest.raises(Refused, match="state 3 is not here; of this run there are: 2") as caught:

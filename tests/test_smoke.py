@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtailor.config import GIVEN
+from fedtailor.data.dataset import Dataset, histogram
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
-from fedtailor.data.partition import PARTITIONS
-from fedtailor.data.sets import Dataset, histogram
-from fedtailor.setup import assemble
-from fedtailor.train import train
+from fedtailor.data.partitions import PARTITIONS
+from fedtailor.runs.execute import train
+from fedtailor.settings.run import GIVEN
+from fedtailor.simulation.build import assemble
 from world import NAMES, checkpoint, combinations, dataset, settings
 
 CLIENTS = 3
@@ -44,11 +44,11 @@ def test_a_round_of_everything(method: str, tuner: str, partition: str, labels: 
     run = settings(method, tuner, clients=CLIENTS, fraction=1.0, rounds=1, labels=LABELS[labels])
     truths = places().train.labels
     assert truths is not None
-    setup = assemble(run, dealt(partition), GROUPS["capt"](histogram(truths, len(NAMES))), checkpoint())
-    if not setup.job.method.trains:
-        assert not list(train(setup))
+    experiment = assemble(run, dealt(partition), GROUPS["capt"](histogram(truths, len(NAMES))), checkpoint())
+    if not experiment.job.method.trains:
+        assert not list(train(experiment))
         return
-    records = list(train(setup))
+    records = list(train(experiment))
     last = records[-1]
     assert last.personal is not None
     assert last.personal.overall is not None

@@ -15,10 +15,11 @@ from filelock import FileLock
 from PIL import Image
 
 import fedtailor
-from fedtailor.core import Server
-from fedtailor.errors import UserError
-from fedtailor.store import LOGS, Store, server_from_bytes, server_to_bytes, write
-from fedtailor.visit import Client
+from fedtailor.base.errors import UserError
+from fedtailor.base.files import write_atomic
+from fedtailor.client.job import ClientState
+from fedtailor.core.types import Server
+from fedtailor.runs.folder import LOGS, RunFolder, server_from_bytes, server_to_bytes
 
 SAME = {"seconds": 0, "peak_rss_mb": 0}  # of no interest in a comparison
 
@@ -196,7 +197,7 @@ def test_an_occupied_folder_is_told_before_the_work(
     small: dict[str, Any], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for images to be encoded only to hear that the folder is taken."""
-    monkeypatch.setattr("fedtailor.api.prepare", lambda *_: pytest.fail("the data were prepared"))
+    monkeypatch.setattr("fedtailor.runs.execute.prepare", lambda *_: pytest.fail("the data were prepared"))
     with pytest.raises(UserError, match="is not empty"):
         fedtailor.run("promptfl", small, out=run_folder)
 
@@ -227,8 +228,8 @@ def test_servers_as_bytes() -> None:
 
 def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     """A checkpoint writes the server and those who were visited; the others' files stay, older ones go."""
-    store = Store.create(tmp_path / "run", fedtailor.make_run(), {})
-    clients = {k: Client(memory={"m": torch.tensor([float(k)])}) for k in range(3)}
+    store = RunFolder.create(tmp_path / "run", fedtailor.make_run(), {})
+    clients = {k: ClientState(memory={"m": torch.tensor([float(k)])}) for k in range(3)}
     store.checkpoint(Server(1, {}), clients, [0, 1])
     stamp = (tmp_path / "run" / "state" / "client-0-1.safetensors").stat().st_mtime_ns
     store.checkpoint(Server(2, {}), clients, [1])
@@ -236,7 +237,7 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     assert set(files) == {"server-2.safetensors", "client-0-1.safetensors", "client-1-2.safetensors"}
     assert files["client-0-1.safetensors"].stat().st_mtime_ns == stamp
     store.close()
-    again, _, _ = Store.reopen(tmp_path / "run")
+    again, _, _ = RunFolder.reopen(tmp_path / "run")
     server, found = again.resume() or pytest.fail("nothing to resume")
     again.close()
     assert server.round == 2
@@ -246,12 +247,12 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
 def test_write_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where forcing to disk fails, the old content is still there."""
     path = tmp_path / "file"
-    write(path, b"old")
+    write_atomic(path, b"old")
 
     def fail(_: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("fedtailor.store.os.fsync", fail)
+    monkeypatch.setattr("fedtailor.runs.folder.os.fsync", fail)
     with pytest.raises(OSError, match="no space"):
-        write(path, b"new")
+        write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

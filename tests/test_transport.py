@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtailor import transport
-from fedtailor.transport import plan
+from fedtailor.algorithms import optimal_transport
+from fedtailor.algorithms.optimal_transport import plan
 from golden_numbers import close, golden
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -119,7 +119,7 @@ def test_a_problem_does_not_mind_those_beside_it(M: int, N: int, eps: float, mon
     for i, j in ((0, 0), (0, 40), (1, 7), (2, 39)):
         assert torch.equal(plan(cost[i, j], a, b, eps, 70), whole[i, j])
     assert torch.equal(plan(cost[:, 3:30], a, b, eps, 70), whole[:, 3:30])
-    monkeypatch.setattr(transport, "HELD", 5 * M * N)
+    monkeypatch.setattr(optimal_transport, "HELD", 5 * M * N)
     assert torch.equal(plan(cost, a, b, eps, 70), whole)
 
 

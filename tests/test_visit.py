@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Batch, Me, Method, Params, Reply, Scope
-from fedtailor.engines import ENGINES
-from fedtailor.errors import UserError
-from fedtailor.rng import generator
-from fedtailor.visit import Client, Job, Task, visit
+from fedtailor.base.errors import UserError
+from fedtailor.base.rng import generator
+from fedtailor.client.job import ClientState, Job, Task
+from fedtailor.client.step import client_step
+from fedtailor.core.method import Method
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply, Scope
+from fedtailor.simulation.local import LocalEngine
+from posted import PostedEngine
 
 SECRET = 1234567.0
 
@@ -113,11 +116,13 @@ def job(method: Method | None = None) -> Job:
     return Job(method or Odd(), NoClip(), seed=7)  # type: ignore[arg-type]
 
 
-def go(pass_: str, client: Client | None = None, inbox: Params | None = None, **more: Any) -> tuple[Reply, Client]:
+def go(
+    pass_: str, client: ClientState | None = None, inbox: Params | None = None, **more: Any
+) -> tuple[Reply, ClientState]:
     it = more.get("job", job())
     down = {n: torch.tensor([1.0, 2.0]) for n in it.first_server().params}
     task = Task(pass_, more.get("round", 5), down, inbox or {})
-    return visit(it, more.get("who", 3), task, client or Client(), NoData())
+    return client_step(it, more.get("who", 3), task, client or ClientState(), NoData())
 
 
 def test_a_leaky_method_leaks_nothing() -> None:
@@ -132,11 +137,11 @@ def test_a_leaky_method_leaks_nothing() -> None:
     assert stays.memory["k"].tolist() == [SECRET]
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", [LocalEngine, PostedEngine])
 def test_no_engine_leaks(engine: str) -> None:
     """Through every engine the server gets g and s, and the secret is with the client alone."""
     it = job()
-    each = ENGINES[engine](it, {0: NoData(), 1: NoData()})
+    each = engine(it, {0: NoData(), 1: NoData()})
     replies = each(it.method.leaky, it.first_server(), [0, 1])  # type: ignore[attr-defined]
     assert sorted(replies) == [0, 1]
     assert all((list(r.params), list(r.stats), r.keep) == (["g"], ["s"], {}) for r in replies.values())
@@ -170,8 +175,8 @@ def test_destruction_inside_a_pass_reaches_nobody() -> None:
     it = job()
     start = {n: v.clone() for n, v in it.start.items()}
     down, mail = {"g": torch.tensor([1.0, 2.0])}, {"quota": torch.tensor([4.0])}
-    client = Client(local={"l": torch.tensor([5.0, 6.0])}, memory={"m": torch.tensor([7.0])})
-    _, stays = visit(it, 0, Task("destroying", 0, down, mail), client, NoData())
+    client = ClientState(local={"l": torch.tensor([5.0, 6.0])}, memory={"m": torch.tensor([7.0])})
+    _, stays = client_step(it, 0, Task("destroying", 0, down, mail), client, NoData())
     assert (down["g"].tolist(), mail["quota"].tolist()) == ([1.0, 2.0], [4.0])
     assert (client.local["l"].tolist(), client.memory["m"].tolist()) == ([5.0, 6.0], [7.0])
     assert (stays.local["l"].tolist(), stays.memory["m"].tolist()) == ([5.0, 6.0], [7.0])
@@ -188,7 +193,7 @@ def test_a_clients_state_is_not_the_servers_memory() -> None:
 
 def test_memory_comes_back_and_versions_count() -> None:
     """Three visits: the pass finds what it kept and its LOCAL parameters; what it does not mention stays."""
-    client = Client(memory={"other": torch.tensor([8.0])})
+    client = ClientState(memory={"other": torch.tensor([8.0])})
     for n in (1, 2, 3):
         up, client = go("recalling", client)
         assert up.stats["n"].item() == n
@@ -218,7 +223,7 @@ def test_draws_have_an_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pass_", "told"),
+    ("pass_name", "told"),
     [
         ("unknown", r"returned an unknown parameter 'h'; known: g, l, f"),
         ("misshaped", r"g came back as \(2, 1\), it is \(2,\)"),
@@ -248,17 +253,17 @@ def test_bytes_are_counted() -> None:
     """Down: g, 2 floats, and 3 whole numbers of mail; up: g and s."""
     task = Task("leaky", 0, {"g": torch.zeros(2)}, {"mail": torch.zeros(3, dtype=torch.int64)})
     assert task.bytes == 2 * 4 + 3 * 8
-    each = ENGINES["local"](job(), {0: NoData()})
+    each = LocalEngine(job(), {0: NoData()})
     each.run({0: task})
     (visited,) = each.visits
     assert (visited.bytes_down, visited.bytes_up) == (32, 12)
-    assert (visited.client, visited.pass_, visited.samples, visited.weight) == (0, "leaky", 3, 3.0)
+    assert (visited.client, visited.pass_name, visited.samples, visited.weight) == (0, "leaky", 3, 3.0)
 
 
 def test_the_privacy_step_is_the_last_thing_before_leaving() -> None:
     """Whatever a guard makes of a reply is what leaves; what stays is untouched by it."""
     blurred = replace(job(), guard=lambda reply, rng: Reply({"g": reply.params["g"] * 0}, 1.0, {}))
-    up, stays = visit(blurred, 3, Task("leaky", 0, blurred.first_server().params), Client(), NoData())
+    up, stays = client_step(blurred, 3, Task("leaky", 0, blurred.first_server().params), ClientState(), NoData())
     assert up.params["g"].tolist() == [0.0, 0.0]
     assert (up.weight, up.stats) == (1.0, {})
     assert stays.local["l"].tolist() == [SECRET, SECRET]
@@ -268,4 +273,4 @@ def test_a_pass_that_nobody_has() -> None:
     it = job()
     for address in ("nothing", "labels.vote"):
         with pytest.raises(UserError, match=f"there is no pass '{address}' here"):
-            visit(it, 0, Task(address, 0, it.first_server().params), Client(), NoData())
+            client_step(it, 0, Task(address, 0, it.first_server().params), ClientState(), NoData())

@@ -10,19 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedtailor.core import Params, Reply
-from fedtailor.errors import UserError
-from fedtailor.visit import Client, Task
-from fedtailor.wire import (
-    client_from_bytes,
-    client_to_bytes,
-    from_bytes,
-    reply_from_bytes,
-    reply_to_bytes,
-    task_from_bytes,
-    task_to_bytes,
-    to_bytes,
-)
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
+from fedtailor.client.job import ClientState, Task
+from fedtailor.core.types import Params, Reply
+from posted import reply_from_bytes, reply_to_bytes, task_from_bytes, task_to_bytes
 
 
 def tensors() -> Params:
@@ -60,7 +52,7 @@ def test_tasks() -> None:
     """Pass, round, parameters and mail, bit for bit."""
     task = Task("train", 7, tensors(), {"quota": torch.arange(4)})
     back = task_from_bytes(task_to_bytes(task))
-    assert (back.pass_, back.round) == ("train", 7)
+    assert (back.pass_name, back.round) == ("train", 7)
     assert same(back.params, task.params)
     assert same(back.inbox, task.inbox)
 
@@ -76,17 +68,17 @@ def test_replies() -> None:
 
 def test_clients() -> None:
     """All that a client keeps, and an empty one."""
-    client = Client(tensors(), {"k": torch.arange(3)}, {"t": torch.ones(2)}, 12)
+    client = ClientState(tensors(), {"k": torch.arange(3)}, {"t": torch.ones(2)}, 12)
     back = client_from_bytes(client_to_bytes(client))
     assert back.version == 12
     assert all(same(getattr(back, part), getattr(client, part)) for part in ("local", "memory", "tuned"))
-    assert client_from_bytes(client_to_bytes(Client())) == Client()
+    assert client_from_bytes(client_to_bytes(ClientState())) == ClientState()
 
 
 def test_one_tensor_in_two_places() -> None:
     """A pass may train a tensor and keep the very same, or a part of it; each place gets its own."""
     value = torch.arange(6.0)
-    client = Client(memory={"last": value, "first.two": value[:2]}, tuned={"w": value})
+    client = ClientState(memory={"last": value, "first.two": value[:2]}, tuned={"w": value})
     back = client_from_bytes(client_to_bytes(client))
     assert back.memory["last"].tolist() == back.tuned["w"].tolist() == value.tolist()
     assert back.memory["first.two"].tolist() == [0.0, 1.0]
@@ -102,7 +94,7 @@ def test_keep_never_travels() -> None:
     assert b"a secret" not in data
     assert b"diary" not in data
     assert reply_from_bytes(data).keep == {}
-    assert b"a secret" in client_to_bytes(Client(memory={"diary": secret}))  # the search can find it
+    assert b"a secret" in client_to_bytes(ClientState(memory={"diary": secret}))  # the search can find it
 
 
 WHOLE = task_to_bytes(Task("train", 1, {"w": torch.arange(3.0)}, {}))

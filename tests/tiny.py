@@ -12,7 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from fedtailor.clip.layouts import to_openai
 from fedtailor.clip.load import save_folder
 from fedtailor.clip.model import Clip, Shape
-from fedtailor.clip.tokenize import EOT, SOS
+from fedtailor.clip.tokenizer import EOT, SOS
 
 VIT = Shape(
     embed=16, image_size=32, patch=16, vision_width=32, vision_layers=3, vision_heads=2,

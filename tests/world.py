@@ -14,13 +14,13 @@ from _pytest.mark import ParameterSet
 
 from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.model import Shape
-from fedtailor.config import GIVEN, Run, make_run
+from fedtailor.data.dataset import ArrayImages, Dataset, Split, histogram
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
-from fedtailor.data.partition import Iid
-from fedtailor.data.sets import ArrayImages, Dataset, Split, histogram
+from fedtailor.data.partitions.iid import Iid
 from fedtailor.methods import METHODS
-from fedtailor.setup import Setup, assemble
+from fedtailor.settings.run import GIVEN, Run, make_run
+from fedtailor.simulation.build import Experiment, assemble
 from fedtailor.tuners import TUNERS
 from tiny import VIT, tiny_folder
 
@@ -95,7 +95,7 @@ def settings(method: str, tuner: str, **more: Any) -> Run:
 
 def world(
     method: str = "fedavg", tuner: str = "text_prompt", shape: Shape = VIT, run: Run | None = None, **more: Any
-) -> Setup:
+) -> Experiment:
     run = run or settings(method, tuner, **more)
     held = 0.0 if run.data.server == "test" else run.data.server
     federation: Federation = federate(dataset(), Iid(), run.clients, run.seed, held)

@@ -11,40 +11,41 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .base.version import __version__
 
 if TYPE_CHECKING:
-    from .api import Watcher, resume, run
-    from .comparison import Comparison, compare
-    from .config import Run, make_run
-    from .core import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Method, Params, Reply, Scope, Server
-    from .errors import UserError
-    from .result import Result
+    from .base.errors import UserError
+    from .core.method import Method
+    from .core.types import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Params, Reply, Scope, Server
+    from .runs.comparison import Comparison, compare
+    from .runs.execute import Callback, resume, run
+    from .runs.result import Result
+    from .settings.run import Run, make_run
 
 # Where each public name lives. They are fetched when first asked for: importing torch takes seconds, and neither
 # `fedtailor --help` nor a progress display should have to wait for it.
 HOMES = {
-    "api": ("Watcher", "resume", "run"),
-    "comparison": ("Comparison", "compare"),
-    "config": ("Run", "make_run"),
-    "core": (
-        "FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Params", "Reply", "Scope", "Server",
+    "UserError": "base.errors",
+    **dict.fromkeys(
+        ("FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Params", "Reply", "Scope", "Server"),
+        "core",
     ),
-    "errors": ("UserError",),
-    "result": ("Result",),
-}  # fmt: skip
+    **dict.fromkeys(("Run", "make_run"), "settings.run"),
+    **dict.fromkeys(("Callback", "resume", "run"), "runs.execute"),
+    **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
+    "Result": "runs.result",
+}
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Comparison", "Each", "Me", "Method", "Params", "Reply", "Result",
-    "Run", "Scope", "Server", "UserError", "Watcher", "__version__", "compare", "make_run", "resume", "run",
+    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Me", "Method", "Params", "Reply",
+    "Result", "Run", "Scope", "Server", "UserError", "__version__", "compare", "make_run", "resume", "run",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in HOMES.items():
-        if name in names:
-            return getattr(import_module(f".{home}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

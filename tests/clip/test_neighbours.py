@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.clip import cache
+from fedtailor.clip import feature_cache
 from fedtailor.clip.load import load
 from fedtailor.clip.model import Clip
-from fedtailor.clip.preprocess import Preprocess
-from fedtailor.data.sets import ArrayImages
+from fedtailor.data.dataset import ArrayImages
+from fedtailor.data.preprocess import Preprocess
 from tiny import RESNET, tiny_clip
 
 PLAIN = Preprocess(32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -34,7 +34,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def values(clip: Clip, indices: np.ndarray, stage: str) -> torch.Tensor:
-    return torch.cat(list(cache.encoded(clip, IMAGES, indices, PLAIN, stage, torch.device("cpu"))))
+    return torch.cat(list(feature_cache.encoded(clip, IMAGES, indices, PLAIN, stage, torch.device("cpu"))))
 
 
 @pytest.mark.parametrize(("name", "stage"), CASES)
@@ -60,7 +60,7 @@ def test_the_number_of_threads_comes_back_after_an_error(threads: int) -> None:
             return x
 
     with pytest.raises(RuntimeError, match="torn"):
-        cache.climb(Torn(), torch.zeros(1), "features")  # type: ignore[arg-type]
+        feature_cache.encode_to_stage(Torn(), torch.zeros(1), "features")  # type: ignore[arg-type]
     assert seen == [("pixels", "map", threads), ("map", "features", 1)]
     assert torch.get_num_threads() == threads
 

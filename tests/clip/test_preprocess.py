@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from fedtailor.base.errors import UserError
 from fedtailor.clip.load import CLIP_MEAN, CLIP_STD
-from fedtailor.clip.preprocess import Pixels, Preprocess, preprocess, random_view
-from fedtailor.errors import UserError
+from fedtailor.data.preprocess import Pixels, Preprocess, preprocess, random_view
 
 CLIP = preprocess("clip", "cifar100", 224, CLIP_MEAN, CLIP_STD)
 ENTRIES = ("clip", "clip-augmented", "cifar10", "cifar100", "fashion-mnist")

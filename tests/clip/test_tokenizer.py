@@ -9,9 +9,9 @@ import tokenizers
 from clip_helpers import SMALL, VOCAB, small_tokenizer, write_tokenizer
 from tokenizers import models
 
+from fedtailor.base.errors import UserError
 from fedtailor.clip.model import Shape
-from fedtailor.clip.tokenize import Tokenizer
-from fedtailor.errors import UserError
+from fedtailor.clip.tokenizer import Tokenizer
 
 SHAPE = Shape(**{**vars(SMALL), "vocab": VOCAB})
 NAMES = ("cat", "aquarium_fish", "maple tree", "sweet pepper", "T-shirt/top", "Boeing 707-320", "lawn mower")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtailor.data.cifar import cifar10, cifar100, unpickle
-from fedtailor.data.sets import Dataset
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.datasets.cifar import cifar10, cifar100, unpickle
 
 NAMES = ["air_plane", "cat"]
 

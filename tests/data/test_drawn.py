@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedtailor.data.drawn import CLASSES, COLOURS, DUSK, SHAPES, TEXTURES, Style, draw, drawn, parts
-from fedtailor.data.sets import ArrayImages, Dataset, Split
+from fedtailor.data.dataset import ArrayImages, Dataset, Split
+from fedtailor.data.datasets.drawn import CLASSES, COLOURS, DUSK, SHAPES, TEXTURES, Style, draw, drawn, parts
 
 
 def pixels(split: Split) -> np.ndarray:

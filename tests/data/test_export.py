@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from toys import toy, write
 
-from fedtailor import cli
+from fedtailor.base.errors import UserError
+from fedtailor.cli import main
 from fedtailor.data import open_dataset
+from fedtailor.data.dataset import ArrayImages, Dataset, FileImages, Split
+from fedtailor.data.datasets.files import readable, spelled
+from fedtailor.data.deployed import for_server, for_site
 from fedtailor.data.export import write_sites
 from fedtailor.data.federation import Federation, federate
-from fedtailor.data.files import readable, spelled
-from fedtailor.data.names import for_server, for_site
-from fedtailor.data.partition import Dirichlet, Iid, Share, Site
-from fedtailor.data.sets import ArrayImages, Dataset, FileImages, Split
-from fedtailor.errors import UserError
+from fedtailor.data.partitions.base import Share
+from fedtailor.data.partitions.dirichlet import Dirichlet
+from fedtailor.data.partitions.iid import Iid
+from fedtailor.data.partitions.site import BySite
 
 CLASSES = ("fox", "T-shirt/top", "fox-cub", "a_b", ".hidden")  # "fox/…" sorts behind "fox-cub/…", "fox" does not
 CLIENTS = 11  # "site-10" sorts before "site-2"
@@ -50,7 +53,7 @@ def test_sites_of_their_own_equal_one_process(federation: Federation, tmp_path: 
     summary = write_sites(federation, tmp_path / "d", unlabelled)
     whole = open_dataset(f"csv:{tmp_path / 'd/sites.csv'}")
     assert whole.classes == CLASSES
-    again = federate(whole, Site(), CLIENTS, seed=5)
+    again = federate(whole, BySite(), CLIENTS, seed=5)
     dealt = federation.dataset
     for k, (share, given) in enumerate(zip(again.shares, federation.shares, strict=True)):
         name = f"folder:{tmp_path}/d/site-{k}"
@@ -150,7 +153,7 @@ def test_the_command(
     def call(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main.main()
         out, err = capsys.readouterr()
         return out if end.value.code == 0 else err
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtailor.data.fashion import fashion_mnist
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.datasets.fashion import fashion_mnist
 
 
 def write_idx(path: Path, magic: int, shape: tuple[int, ...], body: bytes, *, packed: bool = True) -> None:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from toys import toy
 
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import Split
 from fedtailor.data.federation import Federation, federate
-from fedtailor.data.partition import Iid, Share
-from fedtailor.data.sets import Split
-from fedtailor.errors import UserError
+from fedtailor.data.partitions.base import Share
+from fedtailor.data.partitions.iid import Iid
 
 
 def test_counts_are_clients_by_classes() -> None:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from toys import paint, write
 
-from fedtailor.data.folder import folder
-from fedtailor.data.sets import FileImages, Split
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import FileImages, Split
+from fedtailor.data.datasets.folder import folder
 
 
 def paths(split: Split) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from PIL import Image
 from rich.console import Console, RenderableType
 from toys import toy
 
+from fedtailor.data.dataset import Split
 from fedtailor.data.federation import federate
 from fedtailor.data.groups import Cumulative
-from fedtailor.data.partition import Iid
-from fedtailor.data.sets import Split
+from fedtailor.data.partitions.iid import Iid
 from fedtailor.report.heatmap import counts_table, save_heatmap, shade, terminal_heatmap
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from toys import paint, toy, write
 
-from fedtailor.data.names import for_server, for_site, under
-from fedtailor.data.sets import FileImages, Split
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import FileImages, Split
+from fedtailor.data.deployed import for_server, for_site, under
 
 CLASSES = ("red fox", "owl", "T-shirt/top", "badger")
 

@@ -7,21 +7,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from toys import GOLDEN, blank, toy
 
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import Dataset, Split
 from fedtailor.data.federation import federate
 from fedtailor.data.longtail import profile, thin
-from fedtailor.data.partition import (
-    PARTITIONS,
-    Dirichlet,
-    Iid,
-    Pachinko,
-    Partition,
-    PlainDirichlet,
-    Quantity,
-    Shares,
-    Site,
-)
-from fedtailor.data.sets import Dataset, Split
-from fedtailor.errors import UserError
+from fedtailor.data.partitions import PARTITIONS
+from fedtailor.data.partitions.base import Partition, Shares
+from fedtailor.data.partitions.dirichlet import Dirichlet
+from fedtailor.data.partitions.dirichlet_plain import PlainDirichlet
+from fedtailor.data.partitions.iid import Iid
+from fedtailor.data.partitions.pachinko import Pachinko
+from fedtailor.data.partitions.quantity import Quantity
+from fedtailor.data.partitions.site import BySite
 
 
 def covers(shares: Shares, dataset: Dataset) -> bool:
@@ -184,23 +181,23 @@ def test_pachinko_needs_super_classes() -> None:
 
 def test_sites_are_clients() -> None:
     dataset = with_sites(toy([3, 2], [2, 1]), [0, 2, 2, 0, 5], [5, 0, 2])
-    shares = Site()(dataset, 3, np.random.default_rng(0))
+    shares = BySite()(dataset, 3, np.random.default_rng(0))
     assert [(share.train.tolist(), share.test.tolist()) for share in shares] == [
         ([0, 3], [1]),
         ([1, 2], [2]),
         ([4], [0]),
     ]
-    assert covers(Site()(with_sites(dataset, [0, 2, 2, 0, 5], None), 3, np.random.default_rng(0)), dataset)
+    assert covers(BySite()(with_sites(dataset, [0, 2, 2, 0, 5], None), 3, np.random.default_rng(0)), dataset)
 
 
 def test_sites_that_do_not_fit_are_refused() -> None:
     dataset = with_sites(toy([3, 2], [2, 1]), [0, 1, 1, 0, 1], [0, 7, 7])
     with pytest.raises(UserError, match="has 2 sites and was to go to 3 clients; set clients=2"):
-        Site()(dataset, 3, np.random.default_rng(0))
+        BySite()(dataset, 3, np.random.default_rng(0))
     with pytest.raises(UserError, match=r"site number\(s\) 7"):
-        Site()(dataset, 2, np.random.default_rng(0))
+        BySite()(dataset, 2, np.random.default_rng(0))
     with pytest.raises(UserError, match="take iid"):
-        Site()(toy([3], [3]), 1, np.random.default_rng(0))
+        BySite()(toy([3], [3]), 1, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "dirichlet-plain", "quantity", "pachinko"])
@@ -208,7 +205,7 @@ def test_only_iid_and_site_deal_unlabelled_pictures(name: str) -> None:
     dataset = unlabelled(with_sites(toy([20, 20], [5, 5], coarse=[0, 0]), [0, 1] * 20, None))
     with pytest.raises(UserError, match=f"partition {name} needs labels"):
         PARTITIONS[name]()(dataset, 2, np.random.default_rng(0))
-    for partition in (Iid(), Site()):
+    for partition in (Iid(), BySite()):
         assert covers(partition(dataset, 2, np.random.default_rng(0)), dataset)
 
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from toys import paint, write
 
-from fedtailor.data.published import cub, dtd, imagenet_lt, resisc45, ucf101, words
-from fedtailor.data.sets import Split
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import Split
+from fedtailor.data.datasets.published import cub, dtd, imagenet_lt, resisc45, ucf101, words
 
 
 def contents(split: Split) -> list[tuple[int, int]]:

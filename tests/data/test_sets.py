@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from toys import blank, paint, toy
 
-from fedtailor.data.sets import ArrayImages, Dataset, FileImages, Split
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import ArrayImages, Dataset, FileImages, Split
 
 
 def test_fingerprints_follow_the_content_not_the_object() -> None:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from toys import write
 
-from fedtailor.data.sets import FileImages, Split
-from fedtailor.data.table import table
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.data.dataset import FileImages, Split
+from fedtailor.data.datasets.table import table
 
 
 def paths(split: Split) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedtailor.data.sets import ArrayImages, Dataset, Split
+from fedtailor.data.dataset import ArrayImages, Dataset, Split
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

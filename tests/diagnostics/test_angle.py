@@ -6,11 +6,11 @@ import pytest
 import torch
 from seen_rounds import fedcopl, seen_round
 
-from fedtailor.descend import gradient_of
-from fedtailor.diagnostics import gradients
-from fedtailor.diagnostics.gradients import angle, angles, cosine, leaves
-from fedtailor.maths import task_loss
-from fedtailor.methods.fedpurel import alignment
+from fedtailor.algorithms.alignment import alignment
+from fedtailor.core.losses import task_loss
+from fedtailor.core.optim import gradient_of
+from fedtailor.evaluation.diagnostics import gradients
+from fedtailor.evaluation.diagnostics.gradients import angle, angles, cosine, leaves
 from world import world
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from seen_rounds import seen_round
 
+from fedtailor.base.errors import UserError
+from fedtailor.client.job import ClientState
 from fedtailor.data.groups import Groups
-from fedtailor.diagnostics.branches import branches, owing, shares
-from fedtailor.errors import UserError
-from fedtailor.visit import Client
+from fedtailor.evaluation.diagnostics.branches import branches, owing, shares
 from world import world
 
 
@@ -39,17 +39,19 @@ def test_shares_by_hand() -> None:
 
 def test_before_and_after_the_personal_part() -> None:
     """Two-phase: nothing until the closing round, then all clients' own test parts."""
-    setup = world("fedpurel", "text_prompt", **{"method.T_p": 2})
-    assert branches(seen_round(setup, number=3)) is None
-    seen = seen_round(setup, number=4)
+    experiment = world("fedpurel", "text_prompt", **{"method.T_p": 2})
+    assert branches(seen_round(experiment, number=3)) is None
+    seen = seen_round(experiment, number=4)
     found = branches(seen)
     assert found is not None
     right = 0
-    for k, part in enumerate(setup.tests.parts):
+    for k, part in enumerate(experiment.tests.parts):
         theta = {**seen.after.params, **seen.engine.clients[k].local}
         with torch.no_grad():
-            said = setup.job.method.predict(setup.job.model, theta, setup.tests.pool.fetch(part)).argmax(1)
-        right += int((said.numpy() == setup.tests.labels[part]).sum())
+            said = experiment.job.method.predict(experiment.job.model, theta, experiment.tests.pool.fetch(part)).argmax(
+                1
+            )
+        right += int((said.numpy() == experiment.tests.labels[part]).sum())
     assert found["overall"]["right"] == right > 0
     assert sum(found[group]["right"] for group in ("head", "mid", "tail")) == right
     assert found["overall"]["global"] + found["overall"]["personal"] == pytest.approx(100)
@@ -66,15 +68,15 @@ def test_a_personal_branch_that_says_less() -> None:
             return l_G, -l_G / 2
 
     local = {"local.text.ctx": seen.job.start["local.text.ctx"]}
-    seen.engine.clients = {k: Client(local) for k in seen.engine.clients}
+    seen.engine.clients = {k: ClientState(local) for k in seen.engine.clients}
     job = replace(seen.job, method=Quiet(**dict(method)))
-    found = branches(replace(seen, setup=replace(seen.setup, job=job)))
+    found = branches(replace(seen, experiment=replace(seen.experiment, job=job)))
     assert found is not None
     assert found["overall"] == {"global": 100, "personal": 0, "right": found["overall"]["right"]}
     assert found["overall"]["right"] > 0
 
 
 def test_a_method_without_branches() -> None:
-    setup = world("fedavg", "text_prompt")
+    experiment = world("fedavg", "text_prompt")
     with pytest.raises(UserError, match="FedAvg has no global and personal branch"):
-        setup.job.method.branches(setup.job.model, setup.job.start, torch.empty(0))
+        experiment.job.method.branches(experiment.job.model, experiment.job.start, torch.empty(0))

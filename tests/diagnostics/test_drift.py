@@ -8,9 +8,9 @@ import pytest
 import torch
 from seen_rounds import fedcopl, seen_round
 
-from fedtailor.core import OWN
-from fedtailor.diagnostics.drift import changed, drift, own_towers, rows, spread, towers
-from fedtailor.setup import Setup
+from fedtailor.core.types import OWN
+from fedtailor.evaluation.diagnostics.drift import changed, drift, own_towers, rows, spread, towers
+from fedtailor.simulation.build import Experiment
 from fedtailor.tuners import TUNERS
 from world import JOINS, world
 
@@ -100,26 +100,26 @@ def test_what_stays_with_a_client_counts() -> None:
 def test_of_several_passes_each_parameter_has_its_own() -> None:
     """Interleaved FedPuReL trains φ_g, then φ_k; asking for labels or counts changes nothing."""
     seen = seen_round(world("fedpurel", "text_prompt", **{"method.schedule": "interleaved"}), number=2)
-    assert seen.engine.traffic is not None
-    passes = [sorted(changed(seen.job, traffic)) for traffic in seen.engine.traffic]
+    assert seen.engine.trace is not None
+    passes = [sorted(changed(seen.job, traffic)) for traffic in seen.engine.trace]
     assert passes == [["global.text.ctx"]] * 2 + [["local.text.ctx"]] * 2
     assert drift(seen)["all"]["clients"] == 2
-    one = {t.client: changed(seen.job, t)["global.text.ctx"] for t in seen.engine.traffic[:2]}
-    two = {t.client: changed(seen.job, t)["local.text.ctx"] for t in seen.engine.traffic[2:]}
+    one = {t.client: changed(seen.job, t)["global.text.ctx"] for t in seen.engine.trace[:2]}
+    two = {t.client: changed(seen.job, t)["local.text.ctx"] for t in seen.engine.trace[2:]}
     m = torch.stack([torch.cat([one[k].flatten(), two[k].flatten()]) for k in seen.cohort])
     assert drift(seen)["text"] == spread(m)
 
 
-def capt(**more: object) -> Setup:
+def capt(**more: object) -> Experiment:
     return world("capt", CAPT, **{"fraction": 1.0, "rounds": 6, "method.n_similar": 2, "method.n_diverse": 2, **more})
 
 
 def test_what_a_client_holds_back_counts() -> None:
     """CAPT's F_k between two global aggregations: since it was last the server's."""
     seen = seen_round(capt(**{"method.bandit": False, "method.period": 4}), number=3)
-    assert all("couple.0.bias" not in t.reply.params for t in seen.engine.traffic or [])
+    assert all("couple.0.bias" not in t.reply.params for t in seen.engine.trace or [])
     name = "couple.0.bias"
-    moves = {t.client: changed(seen.job, t) for t in seen.engine.traffic or []}
+    moves = {t.client: changed(seen.job, t) for t in seen.engine.trace or []}
     for k in seen.cohort:
         now, sent = seen.engine.clients[k].memory[name], seen.before.params[name]
         assert torch.equal(moves[k][name], now.double() - sent.double())
@@ -129,7 +129,7 @@ def test_what_a_client_holds_back_counts() -> None:
 def test_the_servers_own_data_is_no_client() -> None:
     """Not even if a pass trained on it."""
     seen = seen_round(world("fedavg", "text_prompt"))
-    found, traffic = drift(seen), seen.engine.traffic
+    found, traffic = drift(seen), seen.engine.trace
     assert traffic is not None
     traffic.append(replace(traffic[0], client=OWN))
     assert drift(seen) == found

@@ -9,12 +9,12 @@ import pytest
 import torch
 from seen_rounds import seen_round
 
-from fedtailor.diagnostics import pseudo_labels
-from fedtailor.diagnostics.labels import labels, quality
+from fedtailor.client.job import ClientState
+from fedtailor.evaluation.diagnostics.labels import labels
+from fedtailor.evaluation.pseudo_labels import pseudo_label_quality, quality
 from fedtailor.labelers.base import INDEX, LABEL
-from fedtailor.result import summarise
-from fedtailor.train import train
-from fedtailor.visit import Client
+from fedtailor.runs.execute import train
+from fedtailor.runs.result import summarise
 from world import CLIENTS, NAMES, dataset, world
 
 
@@ -37,14 +37,14 @@ def test_quality_by_hand() -> None:
 
 def test_labels_count_in_a_clients_own_pictures() -> None:
     """Index 1 is client 2's second picture, wherever that stands in the dataset."""
-    setup = world("fedavg", "text_prompt", labels="zeroshot")
-    truths, shares = dataset().train.labels, setup.federation.shares
+    experiment = world("fedavg", "text_prompt", labels="zeroshot")
+    truths, shares = dataset().train.labels, experiment.federation.shares
     assert truths is not None
     second = int(truths[shares[2].train[1]])
-    clients = {k: Client() for k in range(CLIENTS)}
+    clients = {k: ClientState() for k in range(CLIENTS)}
     for said, accuracy in ((second, 100), ((second + 1) % len(NAMES), 0)):
-        clients[2] = Client(memory={INDEX: torch.tensor([1]), LABEL: torch.tensor([said])})
-        found = pseudo_labels(setup, clients)
+        clients[2] = ClientState(memory={INDEX: torch.tensor([1]), LABEL: torch.tensor([said])})
+        found = pseudo_label_quality(experiment.federation, clients)
         assert found == {
             "accuracy": accuracy,
             "coverage": pytest.approx(100 / len(truths)),
@@ -56,20 +56,22 @@ def test_labels_count_in_a_clients_own_pictures() -> None:
 def test_zero_shot_labels() -> None:
     """Every picture has one; they are as good as zero-shot CLIP is on the training set, in every part of it."""
     seen = seen_round(world("fedavg", "text_prompt", labels="zeroshot"))
-    truths, setup = dataset().train.labels, seen.setup
+    truths, experiment = dataset().train.labels, seen.experiment
     assert truths is not None
-    assert setup.train_pool is not None
-    said = setup.job.model.zero_shot_logits(setup.train_pool.fetch(np.arange(len(truths)))).argmax(1).numpy()
+    assert experiment.train_features is not None
+    said = (
+        experiment.job.model.zero_shot_logits(experiment.train_features.fetch(np.arange(len(truths)))).argmax(1).numpy()
+    )
     found = labels(seen)
     assert found is not None
-    assert found["overall"] == pseudo_labels(setup, seen.engine.clients)
+    assert found["overall"] == pseudo_label_quality(experiment.federation, seen.engine.clients)
     assert found["overall"] == {
         "accuracy": pytest.approx(100 * np.mean(said == truths)), "coverage": 100, "labelled": 45, "samples": 45,
     }  # fmt: skip
-    for name, classes in setup.groups.items():
+    for name, classes in experiment.groups.items():
         of = np.isin(truths, classes)
         assert found[name]["accuracy"] == pytest.approx(100 * np.mean((said == truths)[of]))
-    for share, client in zip(setup.federation.shares, found["clients"], strict=True):
+    for share, client in zip(experiment.federation.shares, found["clients"], strict=True):
         assert client["accuracy"] == pytest.approx(100 * np.mean((said == truths)[share.train]))
         assert client["samples"] == len(share.train)
     assert len({client["accuracy"] for client in found["clients"]}) > 1
@@ -77,25 +79,25 @@ def test_zero_shot_labels() -> None:
 
 def test_truths_that_nobody_has() -> None:
     """Given labels are not pseudo-labels, and data without any has nothing to compare with."""
-    assert pseudo_labels(world("fedavg", "text_prompt"), {}) is None
+    assert pseudo_label_quality(world("fedavg", "text_prompt"), {}) is None
     seen = seen_round(world("fedavg", "text_prompt", labels="zeroshot"))
     blind = replace(dataset(), train=replace(dataset().train, labels=None))
-    setup = replace(seen.setup, federation=replace(seen.setup.federation, dataset=blind))
-    assert pseudo_labels(setup, seen.engine.clients) is None
-    assert labels(replace(seen, setup=setup)) is None
+    experiment = replace(seen.experiment, federation=replace(seen.experiment.federation, dataset=blind))
+    assert pseudo_label_quality(experiment.federation, seen.engine.clients) is None
+    assert labels(replace(seen, experiment=experiment)) is None
 
 
 def test_every_record_and_the_summary() -> None:
     """Always there where labels are not given, asked for or not."""
-    setup = world("fedavg", "text_prompt", labels="fpl", **{"labels.k": 1})
-    rows = [record.row() for record in train(setup)]
+    experiment = world("fedavg", "text_prompt", labels="fpl", **{"labels.k": 1})
+    rows = [record.row() for record in train(experiment)]
     assert all(row["diagnostics"] == {} for row in rows)
     assert rows[-1]["pseudo"]["labelled"] == len(NAMES) * CLIENTS  # each client's boards are full
     assert rows[-1]["pseudo"]["coverage"] == pytest.approx(100 * rows[-1]["pseudo"]["labelled"] / 45)
-    score = next(iter(train(setup))).shared
+    score = next(iter(train(experiment))).shared
     assert score is not None
-    summary = summarise(setup.run, (score, score), rows, None, 1.0, 1.0)
+    summary = summarise(experiment.run, (score, score), rows, None, 1.0, 1.0)
     assert summary["pseudo_labels"] == rows[-1]["pseudo"]
     given = [record.row() for record in train(world("fedavg", "text_prompt"))]
     assert all(row["pseudo"] is None for row in given)
-    assert summarise(setup.run, (score, score), [], None, 1.0, 1.0)["pseudo_labels"] is None
+    assert summarise(experiment.run, (score, score), [], None, 1.0, 1.0)["pseudo_labels"] is None

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedtailor import catalogue
-from fedtailor.config import make_run, parse, read_toml
-from fedtailor.core import Params
-from fedtailor.diagnostics import DIAGNOSTICS, NEEDS, Round
-from fedtailor.diagnostics.scores import evenness
-from fedtailor.engines.local import LocalEngine
-from fedtailor.errors import UserError
-from fedtailor.metrics import Score
-from fedtailor.setup import Setup
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import train
-from fedtailor.visit import Client
+from fedtailor.base.errors import UserError
+from fedtailor.cli import catalogue
+from fedtailor.client.job import ClientState
+from fedtailor.core.types import Params
+from fedtailor.evaluation.diagnostics import DIAGNOSTICS, NEEDS, RoundView
+from fedtailor.evaluation.diagnostics.scores import evenness
+from fedtailor.evaluation.metrics import Score
+from fedtailor.runs.execute import train
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.settings.run import make_run, parse, read_toml
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.local import LocalEngine
 from world import world
 
 ANY = ("angle", "tkl", "drift", "balance", "variance")  # of any method
@@ -86,10 +86,12 @@ def test_the_list() -> None:
     assert all(re.search(r"\. (CAPT|FedPuReL|FedCoPL) (Fig|App|Sec)\.|\? FedPuReL Fig\.", row["idea"]) for row in rows)
 
 
-def end_of(setup: Setup, folder: Path) -> tuple[bytes, dict[int, tuple[Params, Params]], list[dict[str, Any]]]:
+def end_of(
+    experiment: Experiment, folder: Path
+) -> tuple[bytes, dict[int, tuple[Params, Params]], list[dict[str, Any]]]:
     """Where training ends, and what was written on the way."""
-    store = Store.create(folder, setup.run, {})
-    given = [record.row() for record in train(setup, store)]
+    store = RunFolder.create(folder, experiment.run, {})
+    given = [record.row() for record in train(experiment, store)]
     assert given == store.rounds()  # as they come back from a file
     saved = store.resume()
     assert saved is not None
@@ -100,8 +102,8 @@ def end_of(setup: Setup, folder: Path) -> tuple[bytes, dict[int, tuple[Params, P
 def test_training_does_not_notice(method: str, tuner: str, more: dict[str, Any], own: set[str], tmp_path: Path) -> None:
     """With everything recorded, server and clients end in the very same bits; each record is plain JSON."""
     plain = end_of(world(method, tuner, **more), tmp_path / "plain")
-    setup = world(method, tuner, record="all", **more)
-    full = end_of(setup, tmp_path / "full")
+    experiment = world(method, tuner, record="all", **more)
+    full = end_of(experiment, tmp_path / "full")
     assert plain[0] == full[0]
     assert plain[1].keys() == full[1].keys()
     for k in plain[1]:
@@ -112,7 +114,7 @@ def test_training_does_not_notice(method: str, tuner: str, more: dict[str, Any],
     for before, now in zip(plain[2], full[2], strict=True):
         assert {k: v for k, v in before.items() if k not in aside} == {k: v for k, v in now.items() if k not in aside}
         assert before["diagnostics"] == {}
-        assert set(now["diagnostics"]) == {*ANY, *own} == set(setup.run.record)
+        assert set(now["diagnostics"]) == {*ANY, *own} == set(experiment.run.record)
         text = json.dumps(now["diagnostics"], allow_nan=False)
         assert json.loads(text) == now["diagnostics"]
     last = full[2][-1]["diagnostics"]
@@ -122,16 +124,16 @@ def test_training_does_not_notice(method: str, tuner: str, more: dict[str, Any],
 def test_stopped_and_resumed(tmp_path: Path) -> None:
     """The same record as straight through."""
 
-    def setup() -> Setup:
+    def experiment() -> Experiment:
         return world("capt", "coupled+class_prompt", fraction=1.0, record="all")
 
-    def found(store: Store) -> list[dict[str, Any]]:
+    def found(store: RunFolder) -> list[dict[str, Any]]:
         return [row["diagnostics"] for row in store.rounds()]
 
-    straight, broken = (Store.create(tmp_path / name, setup().run, {}) for name in ("straight", "broken"))
-    list(train(setup(), straight))
-    next(train(setup(), broken))
-    list(train(setup(), broken, resume=True))
+    straight, broken = (RunFolder.create(tmp_path / name, experiment().run, {}) for name in ("straight", "broken"))
+    list(train(experiment(), straight))
+    next(train(experiment(), broken))
+    list(train(experiment(), broken, resuming=True))
     assert found(straight) == found(broken)
     assert len(found(straight)) == 3
 
@@ -154,13 +156,13 @@ def test_traffic_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the loop hands over as the state before a round is that after the one before, at server and clients."""
-    given: list[tuple[Round, dict[int, Client]]] = []
+    given: list[tuple[RoundView, dict[int, ClientState]]] = []
 
-    def listening(names: object, seen: Round) -> dict[str, Any]:
+    def listening(names: object, seen: RoundView) -> dict[str, Any]:
         given.append((seen, dict(seen.engine.clients)))
         return {}
 
-    monkeypatch.setattr("fedtailor.train.measure", listening)
+    monkeypatch.setattr("fedtailor.simulation.loop.measure", listening)
     list(train(world("fedavg", "text_prompt", record="drift")))
     for (last, ended), (seen, _) in pairwise(given):
         assert seen.before is last.after
@@ -195,8 +197,8 @@ def test_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     page = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for name in ("promptfl", "fedpurel"):
-        setup = world(name, "text_prompt", record="angle", rounds=2)
-        list(train(setup, Store.create(tmp_path / "runs" / name, setup.run, {})))
+        experiment = world(name, "text_prompt", record="angle", rounds=2)
+        list(train(experiment, RunFolder.create(tmp_path / "runs" / name, experiment.run, {})))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     exec(code, {})

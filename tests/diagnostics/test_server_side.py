@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from seen_rounds import seen_round
 
-from fedtailor.clustering import cluster_diverse, cluster_similar
-from fedtailor.diagnostics.server import bandit, clusters
-from fedtailor.setup import Setup
+from fedtailor.algorithms.clustering import cluster_diverse, cluster_similar
+from fedtailor.evaluation.diagnostics.server import bandit, clusters
+from fedtailor.simulation.build import Experiment
 from world import world
 
 
-def capt(**more: Any) -> Setup:
+def capt(**more: Any) -> Experiment:
     small = {"fraction": 1.0, "rounds": 6, "method.n_similar": 2, "method.n_diverse": 3, "data.server": 0.2}
     return world("capt", "coupled+class_prompt", **{**small, **more})
 
@@ -51,9 +51,9 @@ def test_clusters_of_a_method_that_notes_nothing() -> None:
 
 def test_the_bandit_round_by_round() -> None:
     """Arms as drawn; a reward and a lesson only in rounds that end in a global aggregation."""
-    setup, values = capt(seed=4), [dict.fromkeys(("1", "2", "3", "5", "7", "10"), 0.0)]
+    experiment, values = capt(seed=4), [dict.fromkeys(("1", "2", "3", "5", "7", "10"), 0.0)]
     for number in range(1, 7):
-        seen = seen_round(setup, number)
+        seen = seen_round(experiment, number)
         found = bandit(seen)
         (arm,) = found["arms"]
         t = number - 1

@@ -7,9 +7,9 @@ import pytest
 import torch
 from seen_rounds import seen_round
 
-from fedtailor.diagnostics import gradients
-from fedtailor.diagnostics.gradients import decomposed, sample_gradients, variance
-from fedtailor.maths import task_loss
+from fedtailor.core.losses import task_loss
+from fedtailor.evaluation.diagnostics import gradients
+from fedtailor.evaluation.diagnostics.gradients import decomposed, sample_gradients, variance
 from world import world
 
 Pairs = list[tuple[torch.Tensor, int]]

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from fedtailor.data import open_dataset
+from fedtailor.data.dataset import Dataset, Split
 from fedtailor.data.export import write_sites
 from fedtailor.data.federation import federate
-from fedtailor.data.partition import Dirichlet
-from fedtailor.data.sets import Dataset, Split
+from fedtailor.data.partitions.dirichlet import Dirichlet
 
 SITES, CLASSES = 3, 6
 PATIENCE = 240.0

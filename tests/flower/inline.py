@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedtailor.elsewhere import remote, room, run_id
-from fedtailor.engines.remote import RemoteEngine
-from fedtailor.flower.app import GridPost, client_app
-from fedtailor.setup import Setup
-from fedtailor.site import Site
-from fedtailor.visit import Client
+from fedtailor.client.job import ClientState
+from fedtailor.flower.messages import GridTransport, client_app
+from fedtailor.remote.client import RemoteClient
+from fedtailor.remote.engine import RemoteEngine
+from fedtailor.remote.run import remote_engine, run_id, simulated_session
+from fedtailor.simulation.build import Experiment
 
 
 class InlineGrid(Grid):
@@ -66,9 +66,10 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def inline_app(setup: Setup, folder: Path) -> ClientApp:
+def inline_app(experiment: Experiment, folder: Path) -> ClientApp:
     sites = {
-        k: Site(folder / f"client-{k}", lambda charter: room(setup, charter.client)) for k in range(setup.run.clients)
+        k: RemoteClient(folder / f"client-{k}", lambda charter: simulated_session(experiment, charter.client))
+        for k in range(experiment.run.clients)
     }
 
     def answer(kind: str, data: bytes, context: Context) -> bytes:
@@ -78,7 +79,7 @@ def inline_app(setup: Setup, folder: Path) -> ClientApp:
     return client_app(answer)
 
 
-def inline_engine(setup: Setup, folder: Path, clients: dict[int, Client] | None = None) -> RemoteEngine:
-    grid = InlineGrid(inline_app(setup, folder), setup.run.clients)
+def inline_engine(experiment: Experiment, folder: Path, clients: dict[int, ClientState] | None = None) -> RemoteEngine:
+    grid = InlineGrid(inline_app(experiment, folder), experiment.run.clients)
     folder.mkdir(exist_ok=True)
-    return remote(setup, clients, GridPost(grid), run_id(folder))
+    return remote_engine(experiment, clients, GridTransport(grid), run_id(folder))

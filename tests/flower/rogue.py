@@ -8,27 +8,29 @@ import sys
 import time
 from pathlib import Path
 
+import fedtailor.site as site_module
 import torch
 from flwr.app import Context
 
 import fedtailor.flower.client as client
-import fedtailor.site as site_module
-from fedtailor.flower.app import client_app
-from fedtailor.flower.places import site_room
-from fedtailor.letters import Answer, Order, seal, unseal
-from fedtailor.site import Site
+from fedtailor.flower.messages import client_app
+from fedtailor.flower.sites import site_session
+from fedtailor.remote.client import RemoteClient
+from fedtailor.remote.messages import PassReply, PassRequest, decode_message, encode_message
 
 ROUND = 1  # counted from 0
 
 
 def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
-    letter, tensors = unseal(answer)
-    assert isinstance(letter, Answer)
+    letter, tensors = decode_message(answer)
+    assert isinstance(letter, PassReply)
     params, stats = tensors["params"], tensors["stats"]
     if fault == "nan":
-        return seal(letter, params={n: torch.full_like(v, float("nan")) for n, v in params.items()}, stats=stats)
+        return encode_message(
+            letter, params={n: torch.full_like(v, float("nan")) for n, v in params.items()}, stats=stats
+        )
     if fault == "shapes":
-        return seal(letter, params={n: v.flatten()[1:] for n, v in params.items()}, stats=stats)
+        return encode_message(letter, params={n: v.flatten()[1:] for n, v in params.items()}, stats=stats)
     if fault == "truncated":
         return answer[: len(answer) // 2]
     if fault == "huge":
@@ -43,7 +45,7 @@ def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
 
 
 def main(home: client.Home, data: str, fault: str) -> None:
-    site = Site(home.folder / "state", lambda charter: site_room(charter, data))
+    site = RemoteClient(home.folder / "state", lambda charter: site_session(charter, data))
     before: list[bytes] = []
     mark = home.folder / "fault.done"  # once in its life
     if fault == "version":
@@ -58,8 +60,8 @@ def main(home: client.Home, data: str, fault: str) -> None:
     real, site_module.write = site_module.write, write
 
     def answer(kind: str, letter: bytes, context: Context) -> bytes:
-        order = unseal(letter)[0] if kind == "train.order" else None
-        now = isinstance(order, Order) and order.round == ROUND and not mark.exists()
+        order = decode_message(letter)[0] if kind == "train.order" else None
+        now = isinstance(order, PassRequest) and order.round == ROUND and not mark.exists()
         if now and fault == "crash":
             mark.touch()
             site.answer(letter)

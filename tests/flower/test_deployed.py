@@ -12,9 +12,9 @@ import pytest
 from deployed import SITES, SMALL, Deployed, write_data
 
 import fedtailor
-from fedtailor.site import States
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.wire import client_to_bytes
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.remote.client import StateFiles
+from fedtailor.runs.folder import RunFolder, server_to_bytes
 
 pytestmark = pytest.mark.flower
 
@@ -35,14 +35,14 @@ def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path, **mor
     data = {"data": f"csv:{there.data / 'sites.csv'}", "data.partition": "site", "clients": SITES}
     settings = {**SMALL, **data, "fraction": 1.0, **more}
     fedtailor.run(method, settings, out=tmp_path / name)
-    here, away = Store(tmp_path / name).resume(), Store(there.runs / name).resume()
+    here, away = RunFolder(tmp_path / name).resume(), RunFolder(there.runs / name).resume()
     assert here is not None
     assert away is not None
     assert server_to_bytes(here[0]) == server_to_bytes(away[0])
     run = (there.runs / name / "id").read_text()
     for k, client in here[1].items():
         ledger = away[1][k]
-        state = States(there.home / "clients" / f"client-{k}" / "state" / run).read(ledger.version, ledger.mark)
+        state = StateFiles(there.home / "clients" / f"client-{k}" / "state" / run).read(ledger.version, ledger.mark)
         assert client_to_bytes(replace(state, mark="")) == client_to_bytes(client)
     ours = [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
     theirs = there.rows(name)
@@ -89,6 +89,6 @@ def test_sites_without_labels(tmp_path: Path) -> None:
 
 
 def bits(there: Deployed, name: str) -> bytes:
-    saved = Store(there.runs / name).resume()
+    saved = RunFolder(there.runs / name).resume()
     assert saved is not None
     return server_to_bytes(saved[0])

@@ -17,7 +17,7 @@ from deployed import SITES, Deployed, until, write_data
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedtailor.flower.init import add_client
-from fedtailor.store import Store, server_to_bytes
+from fedtailor.runs.folder import RunFolder, server_to_bytes
 
 pytestmark = pytest.mark.flower
 ROGUE = Path(__file__).with_name("rogue.py")
@@ -50,7 +50,7 @@ def all_well(there: Deployed) -> Iterator[None]:
 
 
 def bits(there: Deployed, name: str) -> bytes:
-    saved = Store(there.runs / name).resume()
+    saved = RunFolder(there.runs / name).resume()
     assert saved is not None
     return server_to_bytes(saved[0])
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from deployed import SITES, Deployed, until, write_data
 
-from fedtailor.store import Store, server_to_bytes
+from fedtailor.runs.folder import RunFolder, server_to_bytes
 
 
 def ip(*words: str) -> None:
@@ -85,7 +85,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def bits(there: Deployed, name: str) -> bytes:
-    saved = Store(there.runs / name).resume()
+    saved = RunFolder(there.runs / name).resume()
     assert saved is not None
     return server_to_bytes(saved[0])
 

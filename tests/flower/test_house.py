@@ -11,30 +11,32 @@ import pytest
 from flwr.proto.node_pb2 import NodeInfo
 from inline import inline_engine
 
-from fedtailor.cli import run_of
-from fedtailor.errors import UserError
-from fedtailor.flower import orders
-from fedtailor.flower.app import GridPost
-from fedtailor.flower.client import Home, run_client
-from fedtailor.flower.house import House, alone, taken
+from fedtailor.base.errors import UserError
+from fedtailor.base.files import write_atomic
+from fedtailor.cli.words import run_of
+from fedtailor.flower import queue
+from fedtailor.flower.client import SiteFolder, run_client
+from fedtailor.flower.deployment import Deployment, alone, taken
 from fedtailor.flower.init import add_client, init
-from fedtailor.flower.watch import look, state_of
-from fedtailor.store import server_to_bytes, write
-from fedtailor.train import advance
+from fedtailor.flower.messages import GridTransport
+from fedtailor.flower.status import look, state_of
+from fedtailor.runs.folder import server_to_bytes
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from world import world
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def house(tmp_path: Path) -> Deployment:
     init(tmp_path / "fed", 3, ["127.0.0.1"], 19192, 19193)
-    return House(tmp_path / "fed")
+    return Deployment(tmp_path / "fed")
 
 
-def order(house: House, *words: str, name: str | None = None) -> str:
-    return orders.order(house, list(words), name, run_of)
+def order(house: Deployment, *words: str, name: str | None = None) -> str:
+    return queue.order(house, list(words), name, run_of)
 
 
-def test_a_run_is_asked_for_by_a_file(house: House) -> None:
+def test_a_run_is_asked_for_by_a_file(house: Deployment) -> None:
     assert order(house, "promptfl", "rounds=2") == "promptfl-1"
     assert order(house, "promptfl", "rounds=2", "fraction=0.5") == "promptfl-2"
     assert house.waiting() == ["promptfl-1", "promptfl-2"]
@@ -58,43 +60,43 @@ def test_a_run_is_asked_for_by_a_file(house: House) -> None:
         (["promptfl", "plan.quorum=2"], "plan.quorum"),
     ],
 )
-def test_what_cannot_run_is_not_asked_for(house: House, words: list[str], told: str) -> None:
+def test_what_cannot_run_is_not_asked_for(house: Deployment, words: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         order(house, *words)
     assert house.waiting() == []
 
 
-def test_names(house: House) -> None:
+def test_names(house: Deployment) -> None:
     order(house, "promptfl", name="mine")
     for name, told in (("mine", "already"), ("../out", "letters, digits"), ("", "letters, digits")):
         with pytest.raises(UserError, match=told):
             order(house, "promptfl", name=name)
 
 
-def test_going_on(house: House) -> None:
+def test_going_on(house: Deployment) -> None:
     """Only how lost clients are dealt with may change."""
     order(house, "promptfl", name="mine")
     with pytest.raises(UserError, match="in the queue already"):
-        orders.resume(house, "mine", [])
+        queue.resume(house, "mine", [])
     run = house.asked("mine")[0]
     house.done("mine", "client 1 has lost its state")
     assert state_of(house, "mine") == "failed"
     with pytest.raises(UserError, match="no run 'mine' to go on with"):
-        orders.resume(house, "mine", [])
-    write(house.runs / "mine" / "run.toml", run.to_toml().encode())
+        queue.resume(house, "mine", [])
+    write_atomic(house.runs / "mine" / "run.toml", run.to_toml().encode())
     for key in ("lr=0.1", "plan.updates=int8"):
         with pytest.raises(UserError, match="cannot change in the middle"):
-            orders.resume(house, "mine", [key])
-    orders.resume(house, "mine", ["plan.lost=anew"])
+            queue.resume(house, "mine", [key])
+    queue.resume(house, "mine", ["plan.lost=anew"])
     assert house.asked("mine")[0].plan.lost == "anew"
     assert state_of(house, "mine") == "waiting"
     house.done("mine")
     add_client(house.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
-        orders.resume(house, "mine", [])
+        queue.resume(house, "mine", [])
 
 
-def test_one_server_a_folder(house: House) -> None:
+def test_one_server_a_folder(house: Deployment) -> None:
     assert not taken(house.folder)
     with alone(house.folder, "server"):
         assert taken(house.folder)
@@ -102,15 +104,15 @@ def test_one_server_a_folder(house: House) -> None:
             pass
 
 
-def test_a_sites_folder(house: House, tmp_path: Path) -> None:
-    assert Home.open(house.root, 1) == Home.open(house.root / "clients" / "client-1")
-    assert Home.open(house.root, 2).server == "127.0.0.1:19192"
+def test_a_sites_folder(house: Deployment, tmp_path: Path) -> None:
+    assert SiteFolder.open(house.root, 1) == SiteFolder.open(house.root / "clients" / "client-1")
+    assert SiteFolder.open(house.root, 2).server == "127.0.0.1:19192"
     with pytest.raises(UserError, match=r"site\.toml is not there"):
-        Home.open(tmp_path)
+        SiteFolder.open(tmp_path)
     with pytest.raises(UserError, match="is the folder of client 1, not 2"):
-        Home.open(house.root / "clients" / "client-1", 2)
+        SiteFolder.open(house.root / "clients" / "client-1", 2)
     with pytest.raises(UserError, match="there are no images"):
-        run_client(Home.open(house.root, 0), f"folder:{tmp_path / 'nowhere'}")
+        run_client(SiteFolder.open(house.root, 0), f"folder:{tmp_path / 'nowhere'}")
 
 
 class Nodes:
@@ -131,9 +133,9 @@ class Nodes:
 
 
 def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.flower.app.Message", lambda *given, **more: SimpleNamespace())
+    monkeypatch.setattr("fedtailor.flower.messages.Message", lambda *given, **more: SimpleNamespace())
     grid: Any = Nodes()
-    post = GridPost(grid, lambda node: {b"k": 3}.get(node.public_key))
+    post = GridTransport(grid, lambda node: {b"k": 3}.get(node.public_key))
     assert post.here() == {3}
     post.send("train.order", 0, {3: b"letter"})
     assert list(post.fetch()) == []
@@ -147,15 +149,15 @@ def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.Monkey
 
 def test_a_clock_that_jumps_ends_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines go by a clock that nobody sets: two days ahead and back in the middle of rounds change nothing."""
-    setup, other = world("fedavg", "head", rounds=2), world("fedavg", "head", rounds=2)
-    jumping, local = inline_engine(setup, tmp_path), other.engine()
+    experiment, other = world("fedavg", "head", rounds=2), world("fedavg", "head", rounds=2)
+    jumping, local = inline_engine(experiment, tmp_path), make_engine(other)
     days = iter([0, 2, -2] * 10000)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86400 * next(days))
     jumping.open()
-    server = here = setup.job.first_server()
+    server = here = experiment.job.first_server()
     for _ in range(2):
-        server, _ = advance(setup, server, jumping)
-        here, _ = advance(other, here, local)
+        server, _ = run_round(experiment, server, jumping)
+        here, _ = run_round(other, here, local)
     assert server_to_bytes(server) == server_to_bytes(here)
-    assert not [visit.dropped for visit in jumping.visits if visit.dropped]
+    assert not [visit.dropped for visit in jumping.log if visit.dropped]

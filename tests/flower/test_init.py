@@ -24,7 +24,7 @@ import yaml
 from cryptography import x509
 
 from fedtailor import __version__
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
 from fedtailor.flower import pki
 from fedtailor.flower.init import add_client, init, read, renew
 

@@ -11,14 +11,15 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from inline import inline_engine
 
-from fedtailor.core import OWN
-from fedtailor.errors import UserError
-from fedtailor.flower.app import PIECE, unwrapped, wrapped
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.core.types import OWN
+from fedtailor.flower.messages import PIECE, unwrapped, wrapped
 from fedtailor.methods import METHODS
-from fedtailor.site import States
-from fedtailor.store import server_to_bytes
-from fedtailor.train import advance
-from fedtailor.wire import client_to_bytes
+from fedtailor.remote.client import StateFiles
+from fedtailor.runs.folder import server_to_bytes
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from world import combinations, world
 
 FIRST = dict(reversed(combinations()))
@@ -28,25 +29,25 @@ FEDERATED = [name for name, entry in METHODS.items() if entry.method.trains and 
 @pytest.mark.parametrize("method", FEDERATED)
 def test_flower_equals_local(method: str, tmp_path: Path) -> None:
     here, there = world(method, FIRST[method]), world(method, FIRST[method])
-    local, flower = here.engine(), inline_engine(there, tmp_path)
+    local, flower = make_engine(here), inline_engine(there, tmp_path)
     flower.open()
     server = other = here.job.first_server()
     for _ in range(here.rounds):
-        server, _ = advance(here, server, local)
-        other, _ = advance(there, other, flower)
+        server, _ = run_round(here, server, local)
+        other, _ = run_round(there, other, flower)
         assert server_to_bytes(server) == server_to_bytes(other)
-        flower.saved()
+        flower.committed()
     for k, client in local.clients.items():
         ledger = flower.clients[k]
         held = (
             ledger
             if k == OWN
-            else States(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
+            else StateFiles(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
         )
         assert client_to_bytes(replace(held, mark="")) == client_to_bytes(client)
-    own = [v for v in local.visits if v.client != OWN]
+    own = [v for v in local.log if v.client != OWN]
     assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [
-        replace(v, seconds=0) for v in sorted(flower.visits, key=str)
+        replace(v, seconds=0) for v in sorted(flower.log, key=str)
     ]
     assert flower.examine(there, other) == local.examine(here, server)
     assert flower.pseudo(there) == local.pseudo(here)

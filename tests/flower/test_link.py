@@ -9,8 +9,8 @@ import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 
-from fedtailor.flower.app import PIECE
-from fedtailor.flower.link import REQUEST, Gate
+from fedtailor.flower.messages import PIECE
+from fedtailor.flower.superlink import REQUEST, Gate
 
 PUBLIC, CONTROL = 9092, 9093
 

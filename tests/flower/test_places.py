@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from deployed import few, write_data
 
+from fedtailor.base.errors import UserError
 from fedtailor.clip.load import load
-from fedtailor.config import make_run
-from fedtailor.elsewhere import charter
-from fedtailor.errors import UserError
-from fedtailor.flower.places import server_setup, site_room
-from fedtailor.letters import Charter
+from fedtailor.flower.sites import server_experiment, site_session
+from fedtailor.remote.messages import Invitation
+from fedtailor.remote.run import invitation_of
+from fedtailor.settings.run import make_run
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +21,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(data: Path) -> Charter:
+def told(data: Path) -> Invitation:
     run = make_run("promptfl", {"data": f"folder:{data / 'server'}", "clients": 3, "engine": "flower", "threads": 1})
-    return charter(server_setup(run), "0" * 32)
+    return invitation_of(server_experiment(run), "0" * 32)
 
 
-def test_a_site_takes_part(told: Charter, data: Path) -> None:
+def test_a_site_takes_part(told: Invitation, data: Path) -> None:
     """Its labels are numbers of the federation's classes, whichever of them it holds."""
-    room = site_room(told.model_copy(update={"client": 2}), f"folder:{data / 'site-2'}")
+    room = site_session(told.model_copy(update={"client": 2}), f"folder:{data / 'site-2'}")
     assert room.who == 2
     assert room.job.clients == 3
     held = {path.name for path in (data / "site-2" / "train").iterdir()}
@@ -38,30 +38,30 @@ def test_a_site_takes_part(told: Charter, data: Path) -> None:
     assert len(room.tests.labels) == len(list((data / "site-2" / "test").rglob("*.png")))
 
 
-def test_other_weights_are_refused(told: Charter, data: Path) -> None:
+def test_other_weights_are_refused(told: Invitation, data: Path) -> None:
     other = told.model_copy(update={"weights": "f" * 64})
     with pytest.raises(UserError, match=f"has the hash {load().digest[:12]}, the server's has ffffffffffff"):
-        site_room(other, f"folder:{data / 'site-0'}")
+        site_session(other, f"folder:{data / 'site-0'}")
 
 
-def test_a_path_on_the_server_is_no_path_here(told: Charter, data: Path) -> None:
+def test_a_path_on_the_server_is_no_path_here(told: Invitation, data: Path) -> None:
     """Nothing is opened here because a server names it."""
     theirs = told.model_copy(update={"settings": told.settings.replace('name = "bundled"', 'name = "/etc/shadow"')})
     with pytest.raises(UserError, match="start this client with --backbone PATH"):
-        site_room(theirs, f"folder:{data / 'site-0'}")
-    assert site_room(theirs, f"folder:{data / 'site-0'}", backbone="bundled").who == 0
+        site_session(theirs, f"folder:{data / 'site-0'}")
+    assert site_session(theirs, f"folder:{data / 'site-0'}", backbone="bundled").who == 0
 
 
-def test_unknown_classes_and_no_pictures_are_refused(told: Charter, data: Path, tmp_path: Path) -> None:
+def test_unknown_classes_and_no_pictures_are_refused(told: Invitation, data: Path, tmp_path: Path) -> None:
     fewer = told.model_copy(update={"classes": told.classes[1:]})
     with pytest.raises(UserError, match="none of the federation's 5 classes"):
-        [site_room(fewer, f"folder:{data / f'site-{k}'}") for k in range(3)]
+        [site_session(fewer, f"folder:{data / f'site-{k}'}") for k in range(3)]
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="no pictures to train on"):
-        site_room(told, f"folder:{tmp_path}")
+        site_session(told, f"folder:{tmp_path}")
 
 
 def test_the_server_holds_no_training_set(data: Path) -> None:
     settings = {"data": f"folder:{data / 'server'}", "clients": 3, "engine": "flower", "data.server": "test"}
     with pytest.raises(UserError, match="the server holds no part of the training set"):
-        server_setup(make_run("promptfl", settings))
+        server_experiment(make_run("promptfl", settings))

@@ -11,13 +11,13 @@ import pytest
 from deployed import SITES, write_data
 
 import fedtailor
-from fedtailor.config import make_run
-from fedtailor.errors import UserError
-from fedtailor.setup import prepare
-from fedtailor.site import States
-from fedtailor.store import Store, server_to_bytes
-from fedtailor.train import train
-from fedtailor.wire import client_to_bytes
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import client_to_bytes
+from fedtailor.remote.client import StateFiles
+from fedtailor.runs.execute import train
+from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.build import build
 
 ray = [pytest.mark.flower, pytest.mark.filterwarnings("default")]  # Ray's own are its own
 
@@ -38,13 +38,13 @@ def test_the_simulation_equals_one_process(method: str, tmp_path: Path) -> None:
     here = fedtailor.run(method, settings(data), out=tmp_path / "here")
     there = fedtailor.run(method, settings(data, engine="flower"), out=tmp_path / "there")
     assert rows(tmp_path / "here") == rows(tmp_path / "there")
-    ours, theirs = Store(tmp_path / "here").resume(), Store(tmp_path / "there").resume()
+    ours, theirs = RunFolder(tmp_path / "here").resume(), RunFolder(tmp_path / "there").resume()
     assert ours is not None
     assert theirs is not None
     assert server_to_bytes(ours[0]) == server_to_bytes(theirs[0])
     run = (tmp_path / "there" / "id").read_text()
     for k, client in ours[1].items():
-        state = States(tmp_path / "there" / "clients" / f"client-{k}" / run).read(
+        state = StateFiles(tmp_path / "there" / "clients" / f"client-{k}" / run).read(
             theirs[1][k].version, theirs[1][k].mark
         )
         assert client_to_bytes(replace(state, mark="")) == client_to_bytes(client)
@@ -58,11 +58,11 @@ def test_a_simulation_goes_on_after_a_stop(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     fedtailor.run("promptfl", settings(data), out=tmp_path / "here")
     run = make_run("promptfl", settings(data, engine="flower"))
-    setup = prepare(run)
-    store = Store.create(tmp_path / "there", run, fedtailor.api.about(setup))
-    next(train(setup, store))  # one round, and then no more is asked for
+    experiment = build(run)
+    store = RunFolder.create(tmp_path / "there", run, fedtailor.runs.execute.about(experiment))
+    next(train(experiment, store))  # one round, and then no more is asked for
     store.close()
-    fedtailor.api.resume(tmp_path / "there")
+    fedtailor.runs.execute.resume(tmp_path / "there")
     assert rows(tmp_path / "here") == rows(tmp_path / "there")
 
 

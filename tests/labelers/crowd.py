@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.core import Me, Params, Reply, Server, View
+from fedtailor.core.types import Me, Params, Reply, Server, View
 from fedtailor.labelers.base import Labeler
 
 

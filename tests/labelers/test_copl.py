@@ -8,12 +8,13 @@ import torch
 from crowd import Crowd, labels, own_model, pairs
 from torch import Tensor
 
-from fedtailor.core import Params
-from fedtailor.data.sets import Split
+from fedtailor.core.losses import entropy
+from fedtailor.core.types import Params
+from fedtailor.data.dataset import Split
 from fedtailor.labelers.copl import CoPL, claims, filtered, quotas, select, votes
-from fedtailor.maths import entropy
-from fedtailor.setup import Setup
-from fedtailor.train import advance
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from golden_numbers import golden
 from world import world
 
@@ -175,27 +176,27 @@ def test_clients_with_no_or_one_picture() -> None:
 
 
 def test_a_federation_is_labelled_every_two_rounds() -> None:
-    setup = world("fedavg", labels="copl", rounds=3, **{"labels.refresh": 2})
-    engine = setup.engine()
-    server, seen = setup.job.first_server(), []
+    experiment = world("fedavg", labels="copl", rounds=3, **{"labels.refresh": 2})
+    engine = make_engine(experiment)
+    server, seen = experiment.job.first_server(), []
     for _ in range(3):
-        server, _ = advance(setup, server, engine)
+        server, _ = run_round(experiment, server, engine)
         seen.append([labels(engine.clients[k].memory) for k in range(4)])
     assert seen[0] == seen[1] != seen[2]
     assert all(any(client) for client in seen[0])
-    sizes = [len(shelf) for shelf in setup.shelves.values()]
+    sizes = [len(shelf) for shelf in experiment.client_data.values()]
     assert all(i < n for client, n in zip(seen[2], sizes, strict=True) for i, _ in client)
 
 
 def test_a_federation_is_first_labelled_by_zero_shot_clip() -> None:
-    setup = world("fedavg", labels="copl", **{"labels.confidence": False, "labels.entropy": False})
-    engine = setup.engine()
-    labeler = setup.job.labeler
+    experiment = world("fedavg", labels="copl", **{"labels.confidence": False, "labels.entropy": False})
+    engine = make_engine(experiment)
+    labeler = experiment.job.labeler
     assert labeler is not None
-    labeler.label(setup.job.first_server(), range(4), engine)
-    for k, shelf in setup.shelves.items():
+    labeler.label(experiment.job.first_server(), range(4), engine)
+    for k, shelf in experiment.client_data.items():
         (view,) = shelf.views()
-        predicted = setup.job.model.zero_shot_logits(view.x).argmax(1)
+        predicted = experiment.job.model.zero_shot_logits(view.x).argmax(1)
         kept = engine.clients[k].memory
         assert len(kept["labels.y"])
         assert torch.equal(kept["labels.y"], predicted[kept["labels.index"]])
@@ -203,19 +204,19 @@ def test_a_federation_is_first_labelled_by_zero_shot_clip() -> None:
 
 def test_true_labels_play_no_part() -> None:
     """With the true training labels reversed, a run gives the same bits."""
-    setup = world("fedavg", labels="copl", rounds=2)
-    data = setup.federation.dataset
+    experiment = world("fedavg", labels="copl", rounds=2)
+    data = experiment.federation.dataset
     assert data.train.labels is not None
     other = replace(data, train=Split(data.train.images, data.train.labels[::-1].copy()))
-    changed = replace(setup, federation=replace(setup.federation, dataset=other))
+    changed = replace(experiment, federation=replace(experiment.federation, dataset=other))
     assert changed.federation.dataset.train.labels is not data.train.labels
 
-    def end(setup: Setup) -> Params:
-        server, engine = setup.job.first_server(), setup.engine()
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
+    def end(experiment: Experiment) -> Params:
+        server, engine = experiment.job.first_server(), make_engine(experiment)
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
         return server.params
 
-    one, two = end(setup), end(changed)
+    one, two = end(experiment), end(changed)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], value) for name, value in setup.job.start.items())
+    assert any(not torch.equal(one[name], value) for name, value in experiment.job.start.items())

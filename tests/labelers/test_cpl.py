@@ -7,9 +7,10 @@ import torch
 from crowd import Crowd, labels, own_model, pairs
 from torch import Tensor
 
+from fedtailor.core.losses import candidate_loss
 from fedtailor.labelers.cpl import CPL, candidates, inter, intra, pools, softened, threshold
-from fedtailor.maths import candidate_loss
-from fedtailor.train import train
+from fedtailor.runs.execute import train
+from fedtailor.simulation.engine import make_engine
 from golden_numbers import close, close_gradient, golden
 from world import world
 
@@ -181,11 +182,11 @@ def test_clients_with_no_or_one_picture() -> None:
 
 @pytest.mark.parametrize("refresh", [0, 2])
 def test_a_federation(refresh: int) -> None:
-    setup = world("fedavg", labels="cpl", rounds=3, **{"labels.k": 2, "labels.refresh": refresh})
-    assert len(list(train(setup))) == 3
-    engine = setup.engine()
-    assert setup.job.labeler is not None
-    setup.job.labeler.label(setup.job.first_server(), range(4), engine)
+    experiment = world("fedavg", labels="cpl", rounds=3, **{"labels.k": 2, "labels.refresh": refresh})
+    assert len(list(train(experiment))) == 3
+    engine = make_engine(experiment)
+    assert experiment.job.labeler is not None
+    experiment.job.labeler.label(experiment.job.first_server(), range(4), engine)
     for client in engine.clients.values():
         kept = client.memory
         assert len(kept["labels.y"])

@@ -8,7 +8,8 @@ from crowd import Crowd, labels, own_model, pairs
 from torch import Tensor
 
 from fedtailor.labelers.fpl import FPL, leaderboards
-from fedtailor.train import train
+from fedtailor.runs.execute import train
+from fedtailor.simulation.engine import make_engine
 from world import world
 
 RANDOM = (2 * torch.randn(200, 5, generator=torch.Generator().manual_seed(2))).softmax(1)
@@ -89,12 +90,12 @@ def test_later_labels_are_the_own_models() -> None:
 
 
 def test_a_federation() -> None:
-    setup = world("fedavg", labels="fpl", rounds=2, **{"labels.k": 2})
-    assert len(list(train(setup))) == 2
-    engine = setup.engine()
-    assert setup.job.labeler is not None
-    setup.job.labeler.label(setup.job.first_server(), range(4), engine)
-    for k, shelf in setup.shelves.items():
+    experiment = world("fedavg", labels="fpl", rounds=2, **{"labels.k": 2})
+    assert len(list(train(experiment))) == 2
+    engine = make_engine(experiment)
+    assert experiment.job.labeler is not None
+    experiment.job.labeler.label(experiment.job.first_server(), range(4), engine)
+    for k, shelf in experiment.client_data.items():
         (view,) = shelf.views()
-        probs = setup.job.model.zero_shot_logits(view.x).softmax(1)
+        probs = experiment.job.model.zero_shot_logits(view.x).softmax(1)
         assert labels(engine.clients[k].memory) == plain_reading(probs, 2, repeated=False)

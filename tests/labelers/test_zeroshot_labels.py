@@ -6,6 +6,7 @@ import torch
 from crowd import Crowd, labels, own_model
 
 from fedtailor.labelers.zeroshot import ZeroShotLabels
+from fedtailor.simulation.engine import make_engine
 from world import world
 
 LOGITS = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
@@ -36,11 +37,13 @@ def test_clients_with_no_or_one_picture() -> None:
 
 
 def test_a_federation() -> None:
-    setup = world("fedavg", labels="zeroshot")
-    engine = setup.engine()
-    labeler = setup.job.labeler
+    experiment = world("fedavg", labels="zeroshot")
+    engine = make_engine(experiment)
+    labeler = experiment.job.labeler
     assert labeler is not None
-    labeler.label(setup.job.first_server(), range(4), engine)
-    for k, shelf in setup.shelves.items():
+    labeler.label(experiment.job.first_server(), range(4), engine)
+    for k, shelf in experiment.client_data.items():
         (view,) = shelf.views()
-        assert torch.equal(engine.clients[k].memory["labels.y"], setup.job.model.zero_shot_logits(view.x).argmax(1))
+        assert torch.equal(
+            engine.clients[k].memory["labels.y"], experiment.job.model.zero_shot_logits(view.x).argmax(1)
+        )

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.core import OWN, Batch, Params, Reply, Server
-from fedtailor.engines.local import LocalEngine
-from fedtailor.errors import UserError
-from fedtailor.maths import log_prior, macro_f1
+from fedtailor.algorithms.validation import macro_f1
+from fedtailor.base.errors import UserError
+from fedtailor.client.job import Task
+from fedtailor.core.losses import log_prior
+from fedtailor.core.types import OWN, Batch, Params, Reply, Server
 from fedtailor.methods.capt import CAPT, class_rows, cluster_mean, masked, raw_class_aware, raw_general
-from fedtailor.setup import Setup
-from fedtailor.train import advance
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import make_tuner
-from fedtailor.visit import Task
 from golden_numbers import GoldenCase, close, close_gradient, golden
 from tiny import RESNET
 from world import world
@@ -257,32 +259,32 @@ class Listening(LocalEngine):
         return reply
 
 
-def listen(rounds: int = 3, **settings: Any) -> tuple[Setup, list[Server], list[list[tuple[int, Task, Reply]]]]:
-    setup = world("capt", TUNER, rounds=rounds, **settings)
-    engine, server = Listening(setup.job, setup.shelves), setup.job.first_server()
+def listen(rounds: int = 3, **settings: Any) -> tuple[Experiment, list[Server], list[list[tuple[int, Task, Reply]]]]:
+    experiment = world("capt", TUNER, rounds=rounds, **settings)
+    engine, server = Listening(experiment.job, experiment.client_data), experiment.job.first_server()
     servers, rounds_ = [server], []
-    while server.round < setup.rounds:
+    while server.round < experiment.rounds:
         engine.heard = []
-        server, _ = advance(setup, server, engine)
+        server, _ = run_round(experiment, server, engine)
         servers.append(server)
         rounds_.append(engine.heard)
-    return setup, servers, rounds_
+    return experiment, servers, rounds_
 
 
 def passes(heard: list[tuple[int, Task, Reply]]) -> list[str]:
-    return list(dict.fromkeys(task.pass_ for _, task, _ in heard))
+    return list(dict.fromkeys(task.pass_name for _, task, _ in heard))
 
 
 def test_the_histograms_go_up_once_and_the_prior_comes_down() -> None:
-    setup, _, rounds = listen()
+    experiment, _, rounds = listen()
     assert [passes(heard)[0] for heard in rounds] == ["census", "train", "train"]
-    census = {k: r.stats["counts"] for k, task, r in rounds[0] if task.pass_ == "census"}
+    census = {k: r.stats["counts"] for k, task, r in rounds[0] if task.pass_name == "census"}
     assert census.keys() == set(range(4))
     everything = torch.stack(list(census.values())).sum(0)
-    assert torch.equal(everything, torch.from_numpy(setup.federation.counts.sum(0)))
+    assert torch.equal(everything, torch.from_numpy(experiment.federation.counts.sum(0)))
     for heard in rounds:
         for _, task, _ in heard:
-            if task.pass_ == "train":
+            if task.pass_name == "train":
                 assert torch.equal(task.inbox["counts"], everything)
 
 
@@ -299,14 +301,14 @@ def test_no_histogram_goes_up_if_nothing_needs_it() -> None:
 
 def test_stats_pass_the_privacy_step() -> None:
     """What the guard makes of a histogram is all that the server ever sees of it."""
-    setup = world("capt", TUNER, rounds=1)
+    experiment = world("capt", TUNER, rounds=1)
 
     def blur(reply: Reply, rng: torch.Generator) -> Reply:
         return replace(reply, stats={n: v + 7 if n == "counts" else v for n, v in reply.stats.items()})
 
-    setup = replace(setup, job=replace(setup.job, guard=blur))
-    server, _ = advance(setup, setup.job.first_server(), setup.engine())
-    assert torch.equal(server.state["counts"], torch.from_numpy(setup.federation.counts) + 7)
+    experiment = replace(experiment, job=replace(experiment.job, guard=blur))
+    server, _ = run_round(experiment, experiment.job.first_server(), make_engine(experiment))
+    assert torch.equal(server.state["counts"], torch.from_numpy(experiment.federation.counts) + 7)
 
 
 def test_members_start_from_their_cluster_and_keep_their_coupling() -> None:
@@ -315,7 +317,7 @@ def test_members_start_from_their_cluster_and_keep_their_coupling() -> None:
     _, servers, rounds = listen(rounds=3, **settings)
     assert not torch.equal(servers[1].params["couple.0.weight"], servers[0].params["couple.0.weight"])  # 0 % 3 == 0
     assert not servers[1].clusters
-    first = {k: reply for k, task, reply in rounds[1] if task.pass_ == "train"}
+    first = {k: reply for k, task, reply in rounds[1] if task.pass_name == "train"}
     assert all("couple.0.weight" not in reply.params for reply in first.values())  # round 1 does not
     similar = servers[2].cluster_of["similar"]
     assert set(similar) == {0, 1, 2, 3}
@@ -332,13 +334,13 @@ def test_a_coupling_that_was_kept_back_is_trained_on() -> None:
     """Of three rounds the middle one does not aggregate with period 5: what it makes of F is not lost."""
     moved = []
     for period in (1, 5):
-        setup = world(
+        experiment = world(
             "capt", TUNER, rounds=3, fraction=1.0, clients=1, **{"method.bandit": False, "method.period": period}
         )
-        engine, server = setup.engine(), setup.job.first_server()
+        engine, server = make_engine(experiment), experiment.job.first_server()
         for _ in range(3):
-            server, _ = advance(setup, server, engine)
-        moved.append(server.params["couple.0.weight"] - setup.job.start["couple.0.weight"])
+            server, _ = run_round(experiment, server, engine)
+        moved.append(server.params["couple.0.weight"] - experiment.job.start["couple.0.weight"])
     # With one client, aggregating in between or not is all the same.
     torch.testing.assert_close(moved[0], moved[1], atol=1e-6, rtol=1e-4)
     assert moved[0].norm() > 0
@@ -346,13 +348,13 @@ def test_a_coupling_that_was_kept_back_is_trained_on() -> None:
 
 def test_the_bandit_learns_from_what_was_held_out() -> None:
     settings = {"method.holdout": 0.34, "fraction": 1.0}
-    setup, servers, rounds = listen(rounds=1, **settings)
-    examined = {k: reply.stats for k, task, reply in rounds[0] if task.pass_ == "examine"}
+    experiment, servers, rounds = listen(rounds=1, **settings)
+    examined = {k: reply.stats for k, task, reply in rounds[0] if task.pass_name == "examine"}
     assert examined.keys() == set(range(4))
     for k, stats in examined.items():
-        n = len(setup.shelves[k])
+        n = len(experiment.client_data[k])
         assert stats["true"].sum() == n // 3
-        trained = next(r for j, task, r in rounds[0] if j == k and task.pass_ == "train")
+        trained = next(r for j, task, r in rounds[0] if j == k and task.pass_name == "train")
         assert trained.weight == n - n // 3  # what is examined is not trained on
         assert (stats["right"] <= stats["true"]).all()
     right, true = (sum(s[name].sum().item() for s in examined.values()) for name in ("right", "true"))
@@ -362,26 +364,26 @@ def test_the_bandit_learns_from_what_was_held_out() -> None:
 
 @pytest.mark.parametrize(("server", "images"), [("test", 15), (0.2, 9)])
 def test_the_bandit_prefers_the_servers_own_data(server: Any, images: int) -> None:
-    setup, _, rounds = listen(rounds=1, fraction=1.0, **{"data.server": server})
-    examined = [(k, reply.stats) for k, task, reply in rounds[0] if task.pass_ == "examine"]
+    experiment, _, rounds = listen(rounds=1, fraction=1.0, **{"data.server": server})
+    examined = [(k, reply.stats) for k, task, reply in rounds[0] if task.pass_name == "examine"]
     assert [k for k, _ in examined] == [OWN]
     assert examined[0][1]["true"].sum() == images
-    trained = [(k, reply.weight) for k, task, reply in rounds[0] if task.pass_ == "train"]
-    assert all(weight == len(setup.shelves[k]) for k, weight in trained)  # nothing is held out
+    trained = [(k, reply.weight) for k, task, reply in rounds[0] if task.pass_name == "train"]
+    assert all(weight == len(experiment.client_data[k]) for k, weight in trained)  # nothing is held out
 
 
 def test_the_test_set_is_a_named_choice() -> None:
     """By default no pass can reach a test picture: the server has no data."""
-    setup = world("capt", TUNER)
-    assert OWN not in setup.shelves
-    assert setup.run.data.server == 0
+    experiment = world("capt", TUNER)
+    assert OWN not in experiment.client_data
+    assert experiment.run.data.server == 0
 
 
 def test_without_the_bandit_nothing_is_held_out_or_examined() -> None:
-    setup, servers, rounds = listen(**{"method.bandit": False})
+    experiment, servers, rounds = listen(**{"method.bandit": False})
     for heard in rounds:
         assert "examine" not in passes(heard)
-        assert all(r.weight == len(setup.shelves[k]) for k, task, r in heard if task.pass_ == "train")
+        assert all(r.weight == len(experiment.client_data[k]) for k, task, r in heard if task.pass_name == "train")
     assert all(not server.clusters for server in servers)
 
 
@@ -395,11 +397,11 @@ def test_clustering_off_leaves_every_client_alone() -> None:
 @pytest.mark.parametrize("tuner", ["coupled", "class_prompt", "text_prompt+class_prompt", "text_prompt"])
 def test_prompts_and_coupling_are_the_tuner(tuner: str) -> None:
     """Tables 4 and 5: general or class-aware prompts alone, and both without coupling."""
-    setup = world("capt", tuner, rounds=2)
-    engine, server = setup.engine(), setup.job.first_server()
+    experiment = world("capt", tuner, rounds=2)
+    engine, server = make_engine(experiment), experiment.job.first_server()
     for _ in range(2):
-        server, _ = advance(setup, server, engine)
-    assert any(not torch.equal(server.params[n], setup.job.start[n]) for n in server.params)
+        server, _ = run_round(experiment, server, engine)
+    assert any(not torch.equal(server.params[n], experiment.job.start[n]) for n in server.params)
     assert ("couple.0.weight" in server.params) == tuner.startswith("coupled")
 
 
@@ -414,34 +416,34 @@ def test_released_clients_train_one_after_the_other() -> None:
     }
     _, servers, rounds = listen(rounds=3, **settings)
     for t in (0, 1, 2):
-        trained = [(task, reply) for _, task, reply in rounds[t] if task.pass_ == "train"]
+        trained = [(task, reply) for _, task, reply in rounds[t] if task.pass_name == "train"]
         for (_, before), (task, _) in pairwise(trained):
             assert all(torch.equal(task.params[n], before.params[n]) for n in task.params)
         assert any(name.startswith("velocity.") for name in trained[1][0].inbox)
     # Round 0 aggregated (0 % 2 == 0), so round 1 began from the global model; round 1 did not, so round 2 goes on.
-    first = next(task for _, task, _ in rounds[1] if task.pass_ == "train")
+    first = next(task for _, task, _ in rounds[1] if task.pass_name == "train")
     assert all(torch.equal(first.params[n], servers[1].params[n]) for n in first.params)
-    last_of_1 = [reply for _, task, reply in rounds[1] if task.pass_ == "train"][-1]
-    first_of_2 = next(task for _, task, _ in rounds[2] if task.pass_ == "train")
+    last_of_1 = [reply for _, task, reply in rounds[1] if task.pass_name == "train"][-1]
+    first_of_2 = next(task for _, task, _ in rounds[2] if task.pass_name == "train")
     assert all(torch.equal(first_of_2.params[n], last_of_1.params[n]) for n in first_of_2.params)
 
 
 def test_on_a_resnet() -> None:
     """Table 7: F maps the general prompt to the last feature map's channels."""
-    setup = world("capt", TUNER, shape=RESNET, rounds=2)
-    engine, server = setup.engine(), setup.job.first_server()
+    experiment = world("capt", TUNER, shape=RESNET, rounds=2)
+    engine, server = make_engine(experiment), experiment.job.first_server()
     for _ in range(2):
-        server, _ = advance(setup, server, engine)
-    assert all(not torch.equal(server.params[n], setup.job.start[n]) for n in server.params)
+        server, _ = run_round(experiment, server, engine)
+    assert all(not torch.equal(server.params[n], experiment.job.start[n]) for n in server.params)
 
 
 def test_the_bandits_rules_are_settings() -> None:
     """With the one arm 2 rounds 0 and 2 aggregate, and round 3, the last."""
-    setup = world("capt", TUNER, rounds=4, **{"method.arms": [2], "method.epsilon": 0.5, "method.eta": 0.5})
-    engine, server = setup.engine(), setup.job.first_server()
+    experiment = world("capt", TUNER, rounds=4, **{"method.arms": [2], "method.epsilon": 0.5, "method.eta": 0.5})
+    engine, server = make_engine(experiment), experiment.job.first_server()
     united = []
     for _ in range(4):
-        server, _ = advance(setup, server, engine)
+        server, _ = run_round(experiment, server, engine)
         united.append(not server.clusters)
     assert united == [True, False, True, True]
     assert server.state["values"].shape == (1,)

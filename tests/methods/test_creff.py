@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core import Params, Reply, Server
-from fedtailor.engines.local import LocalEngine
+from fedtailor.client.job import ClientState, Task
+from fedtailor.client.step import client_step
+from fedtailor.core.types import Params, Reply, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.creff import (
     BIAS,
@@ -24,12 +25,13 @@ from fedtailor.methods.creff import (
     mean_gradients,
     retrained,
 )
-from fedtailor.setup import Setup
-from fedtailor.store import server_to_bytes
-from fedtailor.train import advance
+from fedtailor.runs.folder import server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import TUNERS
 from fedtailor.tuners.resnet import ResNet
-from fedtailor.visit import Client, Task, visit
 from world import world
 
 SMALL = {"method.m": 6, "method.match_steps": 5, "method.retrain_epochs": 3}
@@ -42,14 +44,14 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TUNERS, "resnet", ResNet)
 
 
-def small(tuner: str = "head", **more: Any) -> Setup:
+def small(tuner: str = "head", **more: Any) -> Experiment:
     return world("creff", tuner, **(TINY_NET if tuner == "resnet" else {}), **{**SMALL, **more})
 
 
-def go(setup: Setup, engine: LocalEngine | None = None) -> tuple[Server, LocalEngine]:
-    engine, server = engine or setup.engine(), setup.job.first_server()
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+def go(experiment: Experiment, engine: LocalEngine | None = None) -> tuple[Server, LocalEngine]:
+    engine, server = engine or make_engine(experiment), experiment.job.first_server()
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     return server, engine
 
 
@@ -154,13 +156,13 @@ def test_retraining_shuffles_its_batches() -> None:
 @pytest.mark.parametrize("tuner", ["head", "resnet"])
 def test_a_client_sends_the_gradients_of_its_classes(tuner: str) -> None:
     """Of the received re-trained classifier on the received network's features: autograd's, over all its pictures."""
-    setup = small(tuner)
-    job, shelf = setup.job, setup.shelves[0]
+    experiment = small(tuner)
+    job, shelf = experiment.job, experiment.client_data[0]
     y = shelf.labels
     some = shelf.labelled((y != 2).nonzero().flatten(), y[y != 2])
     rng = torch.Generator().manual_seed(0)
     params = {n: v + 0.1 * torch.randn(v.shape, generator=rng) for n, v in job.first_server().params.items()}
-    reply, _ = visit(job, 0, Task("train", 0, params), Client(), some)
+    reply, _ = client_step(job, 0, Task("train", 0, params), ClientState(), some)
     assert set(reply.params) == set(params) - {WEIGHT, BIAS}
     assert set(reply.stats) == {f"{c}.{part}" for c in (0, 1, 3, 4) for part in ("weight", "bias")}
     theta = {n: v.clone().requires_grad_() for n, v in params.items()}
@@ -174,9 +176,11 @@ def test_a_client_sends_the_gradients_of_its_classes(tuner: str) -> None:
 
 
 def test_a_client_without_pictures_sends_none() -> None:
-    setup = small()
-    empty = setup.shelves[0].labelled(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-    reply, _ = visit(setup.job, 0, Task("train", 0, setup.job.first_server().params), Client(), empty)
+    experiment = small()
+    empty = experiment.client_data[0].labelled(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
+    reply, _ = client_step(
+        experiment.job, 0, Task("train", 0, experiment.job.first_server().params), ClientState(), empty
+    )
     assert reply.stats == {}
     assert reply.weight == 0
 
@@ -195,9 +199,9 @@ def test_net_and_head_are_fedavg(tuner: str) -> None:
 
 def test_a_round_on_the_server() -> None:
     """Features from the last round, matched to the mean gradients at the classifier that was sent; then a new one."""
-    setup = small()
-    method, engine = setup.job.method, setup.engine()
-    first = setup.job.first_server()
+    experiment = small()
+    method, engine = experiment.job.method, make_engine(experiment)
+    first = experiment.job.first_server()
     assert torch.equal(first.params[WEIGHT], first.params["head.weight"])
     server = replace(method.round(first, [0, 1], engine), round=1)
     assert server.state[FEATURES].shape == (5, 6, 16)
@@ -217,9 +221,9 @@ def test_a_round_on_the_server() -> None:
 
 def test_predictions() -> None:
     """The shared model's by the re-trained classifier, a client's own by the head that it trained."""
-    setup = small("resnet")
-    job, (server, _) = setup.job, go(setup)
-    x = setup.tests.pool.fetch(setup.tests.everything)
+    experiment = small("resnet")
+    job, (server, _) = experiment.job, go(experiment)
+    x = experiment.tests.pool.fetch(experiment.tests.everything)
     f = job.model.features(server.params, x)
     expected = f @ server.params[WEIGHT].T + server.params[BIAS]
     torch.testing.assert_close(job.method.predict_shared(job.model, server.params, x), expected)
@@ -231,13 +235,13 @@ def test_predictions() -> None:
 @pytest.mark.parametrize("tuner", ["head", "resnet"])
 def test_same_bits_backwards_and_on_the_wire(tuner: str) -> None:
     once, _ = go(small(tuner))
-    setup = small(tuner, engine="posted")
+    experiment = small(tuner, engine="posted")
 
     class Backwards(CReFF):
         def cohort(self, *given: Any) -> list[int]:
             return super().cohort(*given)[::-1]
 
-    turned = replace(setup, job=replace(setup.job, method=Backwards(**dict(setup.job.method))))
+    turned = replace(experiment, job=replace(experiment.job, method=Backwards(**dict(experiment.job.method))))
     assert server_to_bytes(go(turned)[0]) == server_to_bytes(once)
     assert server_to_bytes(go(small(tuner, seed=4))[0]) != server_to_bytes(once)
 

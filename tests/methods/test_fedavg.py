@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core import Batch, Reply, Server
+from fedtailor.client.job import ClientState, Task
+from fedtailor.client.step import client_step
+from fedtailor.core.types import Batch, Reply, Server
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.visit import Client, Task, visit
 from world import world
 
 
@@ -25,8 +26,8 @@ def test_aggregation() -> None:
 
 
 def test_loss_is_cross_entropy_of_the_scaled_cosines() -> None:
-    setup = world()
-    job, shelf = setup.job, setup.shelves[0]
+    experiment = world()
+    job, shelf = experiment.job, experiment.client_data[0]
     batch = next(shelf.batches(4, True, torch.Generator().manual_seed(0)))
     theta = job.start
     cosines = job.model.image(theta, batch.x) @ job.model.text(theta).T
@@ -36,8 +37,8 @@ def test_loss_is_cross_entropy_of_the_scaled_cosines() -> None:
 
 def test_a_client_takes_e_epochs_of_n_over_b_steps() -> None:
     """E = 2 epochs over 11 samples in batches of 4, the smaller last batch left out: 4 steps."""
-    setup = world(epochs=2, batch=4)
-    job = setup.job
+    experiment = world(epochs=2, batch=4)
+    job = experiment.job
     steps: list[Batch] = []
 
     class Counting(FedAvg):
@@ -46,7 +47,9 @@ def test_a_client_takes_e_epochs_of_n_over_b_steps() -> None:
             return super().loss(model, theta, batch, start)
 
     counted = replace(job, method=Counting(local=job.method.local))
-    reply, _ = visit(counted, 1, Task("train", 0, job.first_server().params), Client(), setup.shelves[1])
-    assert len(setup.shelves[1]) == 11
+    reply, _ = client_step(
+        counted, 1, Task("train", 0, job.first_server().params), ClientState(), experiment.client_data[1]
+    )
+    assert len(experiment.client_data[1]) == 11
     assert [len(b.y) for b in steps] == [4] * 4
     assert reply.weight == 11

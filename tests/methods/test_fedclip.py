@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtailor.core import Reply, Server
+from fedtailor.core.model import Words
+from fedtailor.core.types import Reply, Server
 from fedtailor.methods.fedclip import FedCLIP, contrastive
-from fedtailor.model import Words
 from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close_gradient, golden
 

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.config import make_run
-from fedtailor.core import GLOBAL, LOCAL
-from fedtailor.engines.local import LocalEngine
+from fedtailor.core.types import GLOBAL, LOCAL
 from fedtailor.labelers.zeroshot import probabilities
 from fedtailor.methods.fedcopl import FedCoPL
-from fedtailor.setup import Setup
-from fedtailor.train import advance
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from world import world
 
 TUNER = "text_prompt+visual_prompt"
 
 
-def small(**more: Any) -> Setup:
+def small(**more: Any) -> Experiment:
     return world("fedcopl", TUNER, **more)
 
 
@@ -29,12 +30,12 @@ def small(**more: Any) -> Setup:
 @pytest.mark.parametrize("text", [True, False])
 def test_the_four_ways_to_share(visual: bool, text: bool) -> None:
     """Table 6: what is shared goes up and is averaged, what is not stays and differs between clients."""
-    setup = small(fraction=1.0, rounds=1, **{"method.share_visual": visual, "method.share_text": text})
-    scopes = setup.job.scopes
+    experiment = small(fraction=1.0, rounds=1, **{"method.share_visual": visual, "method.share_text": text})
+    scopes = experiment.job.scopes
     assert (scopes["visual.ctx"] == GLOBAL) == visual
     assert (scopes["text.ctx"] == GLOBAL) == text
-    engine = setup.engine()
-    server, _ = advance(setup, setup.job.first_server(), engine)
+    engine = make_engine(experiment)
+    server, _ = run_round(experiment, experiment.job.first_server(), engine)
     for name, shared in (("visual.ctx", visual), ("text.ctx", text)):
         assert (name in server.params) == shared
         own = [engine.clients[k].local.get(name) for k in range(4)]
@@ -42,12 +43,12 @@ def test_the_four_ways_to_share(visual: bool, text: bool) -> None:
         if not shared:
             assert not torch.equal(own[0], own[1])  # type: ignore[arg-type]
         else:
-            assert not torch.equal(server.params[name], setup.job.start[name])
+            assert not torch.equal(server.params[name], experiment.job.start[name])
 
 
 def test_eq_4_the_average_is_by_what_was_selected() -> None:
     """P^v = Σ_k ñ_k P^v_k / Σ ñ_k, ñ_k the samples that client k selected."""
-    setup = small(fraction=1.0, rounds=1)
+    experiment = small(fraction=1.0, rounds=1)
     seen = {}
 
     class Listening(LocalEngine):
@@ -56,8 +57,8 @@ def test_eq_4_the_average_is_by_what_was_selected() -> None:
             seen[k] = reply
             return reply
 
-    engine = Listening(setup.job, setup.shelves)
-    server, _ = advance(setup, setup.job.first_server(), engine)
+    engine = Listening(experiment.job, experiment.client_data)
+    server, _ = run_round(experiment, experiment.job.first_server(), engine)
     n = {k: len(engine.clients[k].memory["labels.y"]) for k in range(4)}
     assert {k: reply.weight for k, reply in seen.items()} == n
     assert len(set(n.values())) > 1
@@ -67,9 +68,9 @@ def test_eq_4_the_average_is_by_what_was_selected() -> None:
 
 def test_eq_5_a_client_is_its_text_with_everyones_visual() -> None:
     """g(P^v, P^t_k; x): a client's predictions come from the server's visual and its own text prompts."""
-    setup = small(fraction=1.0, rounds=1)
-    engine = setup.engine()
-    server, _ = advance(setup, setup.job.first_server(), engine)
+    experiment = small(fraction=1.0, rounds=1)
+    engine = make_engine(experiment)
+    server, _ = run_round(experiment, experiment.job.first_server(), engine)
     seen = {}
 
     class Peeking(FedCoPL):
@@ -78,9 +79,9 @@ def test_eq_5_a_client_is_its_text_with_everyones_visual() -> None:
             seen[me.id] = (me.predict(x), model.logits(theta, x), theta)
             return super().train(model, me, theta)
 
-    method = Peeking(**dict(setup.job.method))
-    job = replace(setup.job, method=method)
-    method.round(server, [0, 1], LocalEngine(job, setup.shelves, engine.clients))
+    method = Peeking(**dict(experiment.job.method))
+    job = replace(experiment.job, method=method)
+    method.round(server, [0, 1], LocalEngine(job, experiment.client_data, engine.clients))
     for k, (predicted, logits, theta) in seen.items():
         assert torch.equal(predicted, logits)
         assert torch.equal(theta["visual.ctx"], server.params["visual.ctx"])
@@ -105,20 +106,20 @@ def test_settings_of_the_paper() -> None:
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 1.0])
 def test_numbers_of_clients_and_joining_rates(clients: int, fraction: float) -> None:
     """Fig. 3; clients with a handful of pictures, some of which nobody selects."""
-    setup = small(clients=clients, fraction=fraction, rounds=2)
-    engine, server = setup.engine(), setup.job.first_server()
+    experiment = small(clients=clients, fraction=fraction, rounds=2)
+    engine, server = make_engine(experiment), experiment.job.first_server()
     for _ in range(2):
-        server, cohort = advance(setup, server, engine)
+        server, cohort = run_round(experiment, server, engine)
         assert len(cohort) == int(fraction * clients)
     assert torch.isfinite(server.params["visual.ctx"]).all()
 
 
 def test_with_labels_given_it_is_partial_averaging_alone() -> None:
     few = {"clients": 4, "rounds": 1, "epochs": 1, "tuner.text_prompt.length": 4}
-    setup = world(run=make_run("fedcopl", {"labels": "given", **few}))
-    assert setup.job.labeler is None
-    server, _ = advance(setup, setup.job.first_server(), setup.engine())
-    assert not torch.equal(server.params["visual.ctx"], setup.job.start["visual.ctx"])
+    experiment = world(run=make_run("fedcopl", {"labels": "given", **few}))
+    assert experiment.job.labeler is None
+    server, _ = run_round(experiment, experiment.job.first_server(), make_engine(experiment))
+    assert not torch.equal(server.params["visual.ctx"], experiment.job.start["visual.ctx"])
 
 
 def test_eq_1_probabilities() -> None:
@@ -126,16 +127,16 @@ def test_eq_1_probabilities() -> None:
 
     v, t = f / norm; e = np.exp(scale * v @ t.T); p = e / e.sum(1, keepdims=True)
     """
-    setup = small(rounds=1)
-    model, seen = setup.job.model, {}
+    experiment = small(rounds=1)
+    model, seen = experiment.job.model, {}
 
-    class Looking(type(setup.job.labeler)):  # type: ignore[misc]
+    class Looking(type(experiment.job.labeler)):  # type: ignore[misc]
         def vote(self, model: Any, me: Any, theta: Any) -> Any:
             seen["ours"], (seen["view"],) = probabilities(model, me), me.data.views()
             return super().vote(model, me, theta)
 
-    job = replace(setup.job, labeler=Looking(**dict(setup.job.labeler)))  # type: ignore[arg-type]
-    engine = LocalEngine(job, setup.shelves)
+    job = replace(experiment.job, labeler=Looking(**dict(experiment.job.labeler)))  # type: ignore[arg-type]
+    engine = LocalEngine(job, experiment.client_data)
     engine(job.labeler.vote, job.first_server(), [0])  # type: ignore[union-attr]
     plain = model.clip.vision(seen["view"].x, model.stage, "features").double().numpy()
     v = plain / np.linalg.norm(plain, axis=1, keepdims=True)

@@ -10,18 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core import FIXED, GLOBAL, LOCAL, Params, Server
-from fedtailor.engines.local import LocalEngine
-from fedtailor.errors import UserError
-from fedtailor.etf import etf, sparse_etf
+from fedtailor.algorithms.simplex_frame import etf, sparse_etf
+from fedtailor.base.errors import UserError
+from fedtailor.client.job import ClientState, Task
+from fedtailor.client.step import client_step
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Params, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.fedloge import NEVER, FedLoGe
-from fedtailor.setup import Setup
-from fedtailor.store import server_to_bytes
-from fedtailor.train import advance
+from fedtailor.runs.folder import server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import TUNERS
 from fedtailor.tuners.resnet import ResNet
-from fedtailor.visit import Client, Task, visit
 from world import world
 
 SMALL = {"tuner.width": 2, "tuner.size": 8, "tuner.augment": False, "method.steps": 20}
@@ -33,14 +35,14 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TUNERS, "resnet", ResNet)
 
 
-def small(**more: Any) -> Setup:
+def small(**more: Any) -> Experiment:
     return world("fedloge", "resnet", **{**SMALL, **more})
 
 
-def go(setup: Setup) -> tuple[Server, LocalEngine]:
-    engine, server = setup.engine(), setup.job.first_server()
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+def go(experiment: Experiment) -> tuple[Server, LocalEngine]:
+    engine, server = make_engine(experiment), experiment.job.first_server()
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     return server, engine
 
 
@@ -135,9 +137,9 @@ def test_personal_realignment_by_hand() -> None:
 
 def test_three_losses() -> None:
     """The sum of three cross-entropies; the network feels the frame's alone, each head its own alone."""
-    setup = small()
-    job, model = setup.job, setup.job.model
-    batch = next(setup.shelves[0].batches(8, True, seeded(0)))
+    experiment = small()
+    job, model = experiment.job, experiment.job.model
+    batch = next(experiment.client_data[0].batches(8, True, seeded(0)))
     theta = {n: v.clone().requires_grad_(n != "etf.weight") for n, v in job.start.items()}
     found = job.method.gradient(model, job.start)(theta, batch)
     f = model.features(theta, batch.x)
@@ -171,17 +173,17 @@ def test_who_owns_what() -> None:
 
 def test_a_client_knows_its_classes() -> None:
     """The classes of its training pictures, though it never sends which; the frame is as it was."""
-    setup = small()
-    job, shelf = setup.job, setup.shelves[0]
+    experiment = small()
+    job, shelf = experiment.job, experiment.client_data[0]
     y = shelf.labels
     some = shelf.labelled(((y == 1) | (y == 4)).nonzero().flatten(), y[(y == 1) | (y == 4)])
-    reply, client = visit(job, 0, Task("train", 0, job.first_server().params), Client(), some)
+    reply, client = client_step(job, 0, Task("train", 0, job.first_server().params), ClientState(), some)
     assert client.local["local.present"].tolist() == [0, 1, 0, 0, 1]
     assert not torch.equal(client.local["local.weight"], job.start["local.weight"])
     assert set(reply.params) == {n for n, scope in job.scopes.items() if scope == GLOBAL}
     assert not reply.stats
     theta = {**job.start, **reply.params, **client.local}
-    said = job.method.predict(job.model, theta, setup.tests.pool.fetch(setup.tests.everything)).argmax(1)
+    said = job.method.predict(job.model, theta, experiment.tests.pool.fetch(experiment.tests.everything)).argmax(1)
     assert set(said.tolist()) <= {1, 4}
 
 
@@ -192,13 +194,13 @@ def test_rounds() -> None:
     assert all(
         set(client.local) == {"local.weight", "local.bias", "local.present"} for client in engine.clients.values()
     )
-    setup = small(engine="posted")
+    experiment = small(engine="posted")
 
     class Backwards(FedLoGe):
         def cohort(self, *given: Any) -> list[int]:
             return super().cohort(*given)[::-1]
 
-    turned = replace(setup, job=replace(setup.job, method=Backwards(**dict(setup.job.method))))
+    turned = replace(experiment, job=replace(experiment.job, method=Backwards(**dict(experiment.job.method))))
     again, other = go(turned)
     assert server_to_bytes(again) == server_to_bytes(server)
     for k, client in engine.clients.items():
@@ -207,9 +209,9 @@ def test_rounds() -> None:
 
 def test_the_frame_teaches_the_network() -> None:
     """The tinted toy is learned through the frame: on test pictures its cross-entropy falls well below ln 5 = 1.6."""
-    setup = small(rounds=10, lr=0.1, epochs=2, **{"tuner.width": 4})
-    server, _ = go(setup)
-    job, tests = setup.job, setup.tests
+    experiment = small(rounds=10, lr=0.1, epochs=2, **{"tuner.width": 4})
+    server, _ = go(experiment)
+    job, tests = experiment.job, experiment.tests
     x, y = tests.pool.fetch(tests.everything), torch.from_numpy(tests.labels)
 
     def loss(params: Params) -> float:

@@ -12,9 +12,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedtailor.core import GLOBAL, LOCAL, Params
+from fedtailor.core.types import GLOBAL, LOCAL, Params
 from fedtailor.methods.fedotp import FedOTP
-from fedtailor.train import advance
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
 from world import world
@@ -117,34 +118,34 @@ def test_settings_have_bounds() -> None:
 @pytest.mark.parametrize("tuner", ["text_prompt", "class_prompt"])
 def test_one_prompt_is_shared_and_one_is_kept(tuner: str) -> None:
     """All clients in round 0, so that each has a local prompt; then only the cohort moves. Pictures are patches."""
-    setup = world("fedotp", tuner, rounds=2, fraction=0.5)
-    model, method = setup.job.model, setup.job.method
+    experiment = world("fedotp", tuner, rounds=2, fraction=0.5)
+    model, method = experiment.job.model, experiment.job.method
     assert model.stage == "patches"
-    assert next(setup.shelves[0].batches(4, True, torch.Generator().manual_seed(0))).x.shape == (4, 5, 16)
-    assert set(setup.job.scopes.values()) == {GLOBAL, LOCAL}
+    assert next(experiment.client_data[0].batches(4, True, torch.Generator().manual_seed(0))).x.shape == (4, 5, 16)
+    assert set(experiment.job.scopes.values()) == {GLOBAL, LOCAL}
     assert method.cohort(0, 4, 0.5, torch.Generator()) == [0, 1, 2, 3]
-    engine, server = setup.engine(), setup.job.first_server()
+    engine, server = make_engine(experiment), experiment.job.first_server()
     assert all(name.startswith("global.") for name in server.params)
     seen = []
     for _ in range(2):
-        server, _ = advance(setup, server, engine)
+        server, _ = run_round(experiment, server, engine)
         seen.append({k: torch.cat([v.flatten() for v in c.local.values()]) for k, c in engine.clients.items()})
     first, second = seen
     assert all(not torch.equal(first[k], first[0]) for k in (1, 2, 3))
     assert sum(not torch.equal(first[k], second[k]) for k in range(4)) == 2
-    assert all(not torch.equal(server.params[name], setup.job.start[name]) for name in server.params)
+    assert all(not torch.equal(server.params[name], experiment.job.start[name]) for name in server.params)
 
 
 def test_training_lowers_the_loss() -> None:
     """A client that trains for some epochs, of both prompts and of either alone."""
-    setup = world("fedotp", "text_prompt", **{"local.epochs": 15, "lr": 0.05})
-    model, method, theta = setup.job.model, setup.job.method, setup.job.start
-    batch = next(setup.shelves[0].batches(11, True, torch.Generator().manual_seed(0)))
+    experiment = world("fedotp", "text_prompt", **{"local.epochs": 15, "lr": 0.05})
+    model, method, theta = experiment.job.model, experiment.job.method, experiment.job.start
+    batch = next(experiment.client_data[0].batches(11, True, torch.Generator().manual_seed(0)))
 
     def loss(at: Params) -> float:
         return method.loss(model, at, batch, at).item()
 
-    engine, server = setup.engine(), setup.job.first_server()
+    engine, server = make_engine(experiment), experiment.job.first_server()
     reply = engine(method.train, server, [0])[0]
     shared, own = {**theta, **reply.params}, {**theta, **engine.clients[0].local}
     assert loss({**shared, **engine.clients[0].local}) < loss(theta) - 0.05

@@ -59,11 +59,11 @@ def test_the_anchor_is_what_was_asked_for() -> None:
     """Eq. 7's z_C: the hand-written sentence, or that of "X X X X NAME."; each is used, and fixed."""
     seen = []
     for anchor in ("template", "placeholder"):
-        setup = world("fedpgp", **{"method.anchor": anchor})
-        model, start = setup.job.model, setup.job.start
-        batch = next(setup.shelves[0].batches(4, True, torch.Generator().manual_seed(0)))
+        experiment = world("fedpgp", **{"method.anchor": anchor})
+        model, start = experiment.job.model, experiment.job.start
+        batch = next(experiment.client_data[0].batches(4, True, torch.Generator().manual_seed(0)))
         leaves = {n: v.clone().requires_grad_() for n, v in start.items()}
-        seen.append(setup.job.method.gradient(model, start)(leaves, batch)["global.text.ctx"])
+        seen.append(experiment.job.method.gradient(model, start)(leaves, batch)["global.text.ctx"])
     assert not torch.allclose(seen[0], seen[1])
     assert placeholders(model).shape == start["global.text.ctx"].shape
     assert torch.equal(placeholders(model)[0], placeholders(model)[3])
@@ -71,8 +71,12 @@ def test_the_anchor_is_what_was_asked_for() -> None:
 
 
 def test_only_the_shared_prompt_predicts_for_the_server() -> None:
-    setup = world("fedpgp")
-    model, start, x = setup.job.model, setup.job.start, setup.tests.pool.fetch(setup.tests.everything)
-    shared = setup.job.method.predict_shared(model, start, x)
+    experiment = world("fedpgp")
+    model, start, x = (
+        experiment.job.model,
+        experiment.job.start,
+        experiment.tests.pool.fetch(experiment.tests.everything),
+    )
+    shared = experiment.job.method.predict_shared(model, start, x)
     torch.testing.assert_close(shared, model.logits({"text.ctx": start["global.text.ctx"]}, x))
-    assert not torch.allclose(shared, setup.job.method.predict(model, start, x))
+    assert not torch.allclose(shared, experiment.job.method.predict(model, start, x))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtailor.core import Batch
+from fedtailor.core.types import Batch
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import FedProx
+from fedtailor.simulation.engine import make_engine
 from world import world
 
 
 def batch() -> Batch:
-    return next(world().shelves[0].batches(4, True, torch.Generator().manual_seed(0)))
+    return next(world().client_data[0].batches(4, True, torch.Generator().manual_seed(0)))
 
 
 def test_proximal_term() -> None:
@@ -43,9 +44,9 @@ def test_proximal_gradient_is_real() -> None:
 
 def test_a_stronger_pull_stays_closer() -> None:
     def moved(mu: float) -> float:
-        setup = world("fedprox", rounds=1, **{"method.mu": mu, "epochs": 5})
-        engine = setup.engine()
-        server = setup.job.method.round(setup.job.first_server(), [0, 1], engine)
-        return sum((server.params[n] - v).norm().item() for n, v in setup.job.start.items())
+        experiment = world("fedprox", rounds=1, **{"method.mu": mu, "epochs": 5})
+        engine = make_engine(experiment)
+        server = experiment.job.method.round(experiment.job.first_server(), [0, 1], engine)
+        return sum((server.params[n] - v).norm().item() for n, v in experiment.job.start.items())
 
     assert moved(50.0) < moved(1.0) < moved(0.0)

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core import Batch, Params
-from fedtailor.maths import candidate_loss, entropy, kl
+from fedtailor.algorithms.alignment import alignment, temperatures
+from fedtailor.core.losses import candidate_loss, entropy, kl
+from fedtailor.core.types import Batch, Params
 from fedtailor.methods import METHODS
-from fedtailor.methods.fedpurel import FedPuReL, alignment, branch, purified, residual_loss, temperatures
-from fedtailor.setup import Setup
-from fedtailor.train import advance
+from fedtailor.methods.fedpurel import FedPuReL, branch, purified, residual_loss
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, golden
 from world import world
@@ -145,12 +147,12 @@ def test_golden_models(file: str, tuner: str, options: dict[str, Any], align: st
     close(case.logits({n: v.detach() for n, v in branch(theta, "global.").items()}), g["logits_after_1_step"])
 
 
-def rounds(setup: Setup) -> list[Params]:
+def rounds(experiment: Experiment) -> list[Params]:
     """The shared parameters after every round; the engine is left on the setup's clients."""
-    engine, server = setup.engine(), setup.job.first_server()
+    engine, server = make_engine(experiment), experiment.job.first_server()
     found = []
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
         found.append(
             {
                 **server.params,
@@ -162,25 +164,25 @@ def rounds(setup: Setup) -> list[Params]:
 
 def test_two_phases() -> None:
     """T rounds that leave no personal part, then one closing round over all clients that leaves φ_g alone."""
-    setup = world("fedpurel", "text_prompt", rounds=2, **{"method.T_p": 3})
-    assert setup.rounds == 3
-    first, second, closed = rounds(setup)
+    experiment = world("fedpurel", "text_prompt", rounds=2, **{"method.T_p": 3})
+    assert experiment.rounds == 3
+    first, second, closed = rounds(experiment)
     assert all(len(second[f"client{k}"]) == 0 for k in range(4))
     assert not torch.equal(first["global.text.ctx"], second["global.text.ctx"])
     assert torch.equal(second["global.text.ctx"], closed["global.text.ctx"])
-    start = setup.job.start["local.text.ctx"]
+    start = experiment.job.start["local.text.ctx"]
     assert all(not torch.equal(closed[f"client{k}"], start) for k in range(4))
     assert world("fedpurel", "text_prompt", **{"method.T_p": 0}).rounds == 3
 
 
 def test_interleaved() -> None:
     """Every client in round 0; afterwards only the cohort's personal parts move, each against the new φ_g."""
-    setup = world("fedpurel", "text_prompt", rounds=2, **{"method.schedule": "interleaved"})
-    assert setup.rounds == 2
-    method = setup.job.method
+    experiment = world("fedpurel", "text_prompt", rounds=2, **{"method.schedule": "interleaved"})
+    assert experiment.rounds == 2
+    method = experiment.job.method
     assert method.cohort(0, 4, 0.5, torch.Generator()) == [0, 1, 2, 3]
     assert len(method.cohort(1, 4, 0.5, torch.Generator())) == 2
-    first, second = rounds(setup)
+    first, second = rounds(experiment)
     assert all(len(first[f"client{k}"]) for k in range(4))
     assert sum(not torch.equal(first[f"client{k}"], second[f"client{k}"]) for k in range(4)) == 2
 
@@ -193,9 +195,9 @@ def test_the_shared_branch_starts_as_promptfl() -> None:
 
 
 def test_predictions_add_the_branches() -> None:
-    setup = world("fedpurel", "text_prompt")
-    theta, x = setup.job.start, setup.tests.pool.fetch(setup.tests.everything)
-    model, method = setup.job.model, setup.job.method
+    experiment = world("fedpurel", "text_prompt")
+    theta, x = experiment.job.start, experiment.tests.pool.fetch(experiment.tests.everything)
+    model, method = experiment.job.model, experiment.job.method
     l_G, l_P = (model.logits(branch(theta, part), x) for part in ("global.", "local."))
     torch.testing.assert_close(method.predict(model, theta, x), l_G + l_P)
     torch.testing.assert_close(method.predict_shared(model, theta, x), l_G)
@@ -204,18 +206,21 @@ def test_predictions_add_the_branches() -> None:
 @pytest.mark.parametrize("tuner", ["text_prompt", "lora"])
 def test_the_teacher_is_asked_once(tuner: str) -> None:
     """CLIP's own features of the training pictures are cached: no step runs the plain tower again."""
-    setup = world("fedpurel", tuner, rounds=1)
-    batch = next(setup.shelves[0].batches(4, True, torch.Generator().manual_seed(0)))
-    model = setup.job.model
+    experiment = world("fedpurel", tuner, rounds=1)
+    batch = next(experiment.client_data[0].batches(4, True, torch.Generator().manual_seed(0)))
+    model = experiment.job.model
     assert (batch.plain is not None) == (model.stage != "features")
     torch.testing.assert_close(model.teacher(batch), model.zero_shot_logits(batch.x), atol=1e-4, rtol=1e-4)
 
 
 def test_purification_pulls_towards_zero_shot() -> None:
     """The purified step changes D_TKL less than the plain one, to first order never upwards."""
-    setup = world("fedpurel", "text_prompt")
-    model, batch = setup.job.model, next(setup.shelves[0].batches(8, True, torch.Generator().manual_seed(0)))
-    theta = {n: (v * 3).requires_grad_() for n, v in setup.job.start.items() if n.startswith("global.")}
+    experiment = world("fedpurel", "text_prompt")
+    model, batch = (
+        experiment.job.model,
+        next(experiment.client_data[0].batches(8, True, torch.Generator().manual_seed(0))),
+    )
+    theta = {n: (v * 3).requires_grad_() for n, v in experiment.job.start.items() if n.startswith("global.")}
 
     def distance(at: Params) -> torch.Tensor:
         return alignment("tkl", model.teacher(batch), model.logits(branch(at, "global."), batch.x))

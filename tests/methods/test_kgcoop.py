@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedtailor.methods.kgcoop import KgCoOp, distance
+from fedtailor.simulation.engine import make_engine
 from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
 from world import world
@@ -37,8 +38,8 @@ def test_a_stronger_hold_stays_nearer() -> None:
     """Eq. 5: λ weighs the term."""
 
     def far(lam: float) -> float:
-        setup = world("kgcoop", rounds=1, **{"method.lam": lam, "epochs": 5, "tuner.words": ""})
-        server = setup.job.method.round(setup.job.first_server(), [0, 1], setup.engine())
-        return distance(setup.job.model.text(server.params), setup.job.model.zero_shot).item()
+        experiment = world("kgcoop", rounds=1, **{"method.lam": lam, "epochs": 5, "tuner.words": ""})
+        server = experiment.job.method.round(experiment.job.first_server(), [0, 1], make_engine(experiment))
+        return distance(experiment.job.model.text(server.params), experiment.job.model.zero_shot).item()
 
     assert far(50.0) < far(1.0) < far(0.0)

@@ -9,8 +9,9 @@ import torch
 
 from fedtailor.clip.model import Shape
 from fedtailor.clip.vision import EMBEDDED
+from fedtailor.core.model import Model
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.model import Model
+from fedtailor.simulation.engine import make_engine
 from fedtailor.tuners.coupled import Coupled
 from golden_numbers import EOT, SOS, GoldenCase, close, close_gradient, golden, golden_clip, golden_words
 from tiny import RESNET, VIT
@@ -104,7 +105,7 @@ def test_depth_0_is_three_quarters_of_the_smaller_tower(shape: Shape, depth: int
 
 @pytest.mark.parametrize("shape", [VIT, RESNET])
 def test_a_round(shape: Shape) -> None:
-    setup = world("fedavg", "coupled", shape, **{"tuner.length": 2, "tuner.depth": 0, "tuner.words": WORDS})
-    server = setup.job.method.round(setup.job.first_server(), [0, 1], setup.engine())
+    experiment = world("fedavg", "coupled", shape, **{"tuner.length": 2, "tuner.depth": 0, "tuner.words": WORDS})
+    server = experiment.job.method.round(experiment.job.first_server(), [0, 1], make_engine(experiment))
     assert ("general.deep1" in server.params) == (shape is VIT)
-    assert all(not torch.equal(value, setup.job.start[name]) for name, value in server.params.items())
+    assert all(not torch.equal(value, experiment.job.start[name]) for name, value in server.params.items())

@@ -24,9 +24,9 @@ def test_attention_by_hand() -> None:
 
 
 def test_a_client_begins_as_promptfl() -> None:
-    setup = world("pfedprompt")
-    method, model, start = setup.job.method, setup.job.model, setup.job.start
-    x = setup.tests.pool.fetch(setup.tests.everything)
+    experiment = world("pfedprompt")
+    method, model, start = experiment.job.method, experiment.job.model, experiment.job.start
+    x = experiment.tests.pool.fetch(experiment.tests.everything)
     torch.testing.assert_close(method.predict(model, start, x), model.logits(start, x))
     changed = {**start, "local.value.bias": torch.arange(5.0)}
     more = method.predict(model, changed, x) - model.logits(start, x)
@@ -36,10 +36,10 @@ def test_a_client_begins_as_promptfl() -> None:
 
 def test_the_attention_learns_faster() -> None:
     """Gradients of local.* are `pace` times those of the loss; the prompt's are as they are."""
-    setup = world("pfedprompt")
-    start = {n: v.clone().requires_grad_() for n, v in setup.job.start.items()}
-    batch = next(setup.shelves[0].batches(4, True, torch.Generator().manual_seed(0)))
-    slow, fast = (PFedPrompt(pace=p).gradient(setup.job.model, start)(start, batch) for p in (1.0, 3.0))
+    experiment = world("pfedprompt")
+    start = {n: v.clone().requires_grad_() for n, v in experiment.job.start.items()}
+    batch = next(experiment.client_data[0].batches(4, True, torch.Generator().manual_seed(0)))
+    slow, fast = (PFedPrompt(pace=p).gradient(experiment.job.model, start)(start, batch) for p in (1.0, 3.0))
     torch.testing.assert_close(fast["local.value.bias"], 3 * slow["local.value.bias"])
     assert slow["local.value.bias"].abs().sum() > 0
     assert torch.equal(fast["text.ctx"], slow["text.ctx"])

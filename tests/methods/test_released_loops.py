@@ -9,29 +9,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fedtailor.config import make_run
-from fedtailor.core import Batch, Params
-from fedtailor.methods.fedpurel import alignment, branch
-from fedtailor.rng import generator
-from fedtailor.setup import Setup
-from fedtailor.train import advance
-from fedtailor.visit import Client
+from fedtailor.algorithms.alignment import alignment
+from fedtailor.base.rng import generator
+from fedtailor.client.job import ClientState
+from fedtailor.core.types import Batch, Params
+from fedtailor.methods.fedpurel import branch
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from world import world
 
 ROUNDS, CLIENTS = 3, 3
 
 
-def ours(setup: Setup) -> tuple[Params, dict[int, Client]]:
-    engine, server = setup.engine(), setup.job.first_server()
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+def ours(experiment: Experiment) -> tuple[Params, dict[int, ClientState]]:
+    engine, server = make_engine(experiment), experiment.job.first_server()
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     return server.params, engine.clients
 
 
-def batches(setup: Setup, t: int, k: int, pass_: str, epochs: int = 1) -> list[Batch]:
+def batches(experiment: Experiment, t: int, k: int, pass_: str, epochs: int = 1) -> list[Batch]:
     """What client k sees in round t; it is the one thing that is random."""
-    rng, local = generator(setup.run.seed, "round", t, "client", k, pass_), setup.run.local
-    shelf = setup.shelves[k]
+    rng, local = generator(experiment.run.seed, "round", t, "client", k, pass_), experiment.run.local
+    shelf = experiment.client_data[k]
     return [batch for _ in range(epochs) for batch in shelf.batches(local.batch, local.drop_last, rng)]
 
 
@@ -50,24 +52,24 @@ def close(found: Params, expected: Params) -> None:
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-4)
 
 
-def released(method: str, tuner: str, **more: Any) -> Setup:
+def released(method: str, tuner: str, **more: Any) -> Experiment:
     same = {"preset": "released", "rounds": ROUNDS, "clients": CLIENTS, "fraction": 1.0}
     return world(method, tuner, **same, **more)
 
 
 def test_fedpurel() -> None:
     """Purified steps with one momentum for all, FedAvg by n_k, then a plain-SGD pass on φ_k against the new φ_g."""
-    setup = released("fedpurel", "text_prompt")
-    model, local = setup.job.model, setup.run.local
-    shared = branch(setup.job.start, "global.")
-    personal = {k: {n: v.clone() for n, v in branch(setup.job.start, "local.").items()} for k in range(CLIENTS)}
+    experiment = released("fedpurel", "text_prompt")
+    model, local = experiment.job.model, experiment.run.local
+    shared = branch(experiment.job.start, "global.")
+    personal = {k: {n: v.clone() for n, v in branch(experiment.job.start, "local.").items()} for k in range(CLIENTS)}
     live = {n: v.clone().requires_grad_() for n, v in shared.items()}
     optimiser = torch.optim.SGD(list(live.values()), local.lr, local.momentum, weight_decay=local.weight_decay)
     for t in range(ROUNDS):
         states, sizes = [], []
         for k in range(CLIENTS):
             load(live, shared)
-            for batch in batches(setup, t, k, "train"):
+            for batch in batches(experiment, t, k, "train"):
                 f = model.logits(live, batch.x)
                 (ctx,) = live.values()
                 (g_align,) = torch.autograd.grad(alignment("tkl", model.teacher(batch), f), [ctx], retain_graph=True)
@@ -78,19 +80,19 @@ def test_fedpurel() -> None:
                 ctx.grad = g_task
                 optimiser.step()
             states.append({n: v.detach().clone() for n, v in live.items()})
-            sizes.append(len(setup.shelves[k]))
+            sizes.append(len(experiment.client_data[k]))
         shared = mean(states, sizes)
         for k in range(CLIENTS):
             own = {n: v.clone().requires_grad_() for n, v in personal[k].items()}
-            plain = torch.optim.SGD(list(own.values()), setup.job.method.personal_lr)  # type: ignore[attr-defined]
-            for batch in batches(setup, t, k, "personalise"):
+            plain = torch.optim.SGD(list(own.values()), experiment.job.method.personal_lr)  # type: ignore[attr-defined]
+            for batch in batches(experiment, t, k, "personalise"):
                 l_G, l_P = model.logits(shared, batch.x), model.logits(own, batch.x)
                 loss = 0.01 * F.cross_entropy(l_G + l_P, batch.y) + 0.99 * F.cross_entropy(l_P, batch.y)
                 plain.zero_grad()
                 loss.backward()
                 plain.step()
             personal[k] = {n: v.detach() for n, v in own.items()}
-    found, clients = ours(setup)
+    found, clients = ours(experiment)
     close(branch(found, "global."), shared)
     for k in range(CLIENTS):
         close(branch(clients[k].local, "local."), personal[k])
@@ -102,26 +104,26 @@ def test_capt() -> None:
     With one cluster of each kind a cluster's mean is the mean of all. The bandit is tested with its own golden numbers.
     """
     clusters = {"method.n_similar": 1, "method.n_diverse": 1}
-    setup = released(
+    experiment = released(
         "capt",
         "coupled+class_prompt",
         **{"method.against": "text", "method.bandit": False, "method.period": 2, **clusters},
     )
-    method, model, local = setup.job.method, setup.job.model, setup.run.local
-    counts = torch.from_numpy(setup.federation.counts)
+    method, model, local = experiment.job.method, experiment.job.model, experiment.run.local
+    counts = torch.from_numpy(experiment.federation.counts)
     mail = {"counts": counts.sum(0)}
-    server = dict(setup.job.start)
+    server = dict(experiment.job.start)
     live = {n: v.clone().requires_grad_() for n, v in server.items()}
     optimiser = torch.optim.SGD(list(live.values()), local.lr, local.momentum, weight_decay=local.weight_decay)
     for t in range(ROUNDS):
         states, sizes = [], []
         for k in range(CLIENTS):
-            for batch in batches(setup, t, k, "train"):
+            for batch in batches(experiment, t, k, "train"):
                 optimiser.zero_grad()
                 method.loss(model, live, batch, mail).backward()
                 optimiser.step()
             states.append({n: v.detach().clone() for n, v in live.items()})
-            sizes.append(len(setup.shelves[k]))
+            sizes.append(len(experiment.client_data[k]))
         if t % 2:
             continue
         rows = torch.stack([s["class.ctx"] for s in states]).mean(0)  # the one similarity cluster
@@ -133,7 +135,7 @@ def test_capt() -> None:
             "class.ctx": torch.where(known, rows, server["class.ctx"]),
         }
         load(live, server)
-    found, _ = ours(setup)
+    found, _ = ours(experiment)
     close(found, server)
 
 
@@ -150,17 +152,17 @@ def test_fedcopl() -> None:
         "local.span": 4,
     }
     more = {"labels": "given", "local.carry": "all", "tuner.text_prompt.length": 4}
-    setup = world(run=make_run("fedcopl", {"preset": "released", "seed": 3, **small, **more}))
-    local, model = setup.run.local, setup.job.model
-    visual = setup.job.start["visual.ctx"]
-    text = dict.fromkeys(range(CLIENTS), setup.job.start["text.ctx"])
-    live = {n: v.clone().requires_grad_() for n, v in setup.job.start.items()}
+    experiment = world(run=make_run("fedcopl", {"preset": "released", "seed": 3, **small, **more}))
+    local, model = experiment.run.local, experiment.job.model
+    visual = experiment.job.start["visual.ctx"]
+    text = dict.fromkeys(range(CLIENTS), experiment.job.start["text.ctx"])
+    live = {n: v.clone().requires_grad_() for n, v in experiment.job.start.items()}
     optimiser = torch.optim.SGD(list(live.values()), local.lr, local.momentum, weight_decay=local.weight_decay)
     for t in range(ROUNDS):
         states, sizes = [], []
         for k in range(CLIENTS):
             load(live, {"visual.ctx": visual, "text.ctx": text[k]})
-            seen = batches(setup, t, k, "train", local.epochs)
+            seen = batches(experiment, t, k, "train", local.epochs)
             per_epoch = len(seen) // local.epochs
             for i, batch in enumerate(seen):
                 optimiser.param_groups[0]["lr"] = local.rate(t, i // per_epoch)
@@ -169,9 +171,9 @@ def test_fedcopl() -> None:
                 optimiser.step()
             text[k] = live["text.ctx"].detach().clone()
             states.append({"visual.ctx": live["visual.ctx"].detach().clone()})
-            sizes.append(len(setup.shelves[k]))
+            sizes.append(len(experiment.client_data[k]))
         visual = mean(states, sizes)["visual.ctx"]
-    found, clients = ours(setup)
+    found, clients = ours(experiment)
     close(found, {"visual.ctx": visual})
     for k in range(CLIENTS):
         close(clients[k].local, {"text.ctx": text[k]})

@@ -10,19 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core import Me, Params, Reply, Server
-from fedtailor.descend import descend
-from fedtailor.engines.local import LocalEngine
-from fedtailor.maths import log_prior
+from fedtailor.base.rng import generator
+from fedtailor.client.job import ClientState, Task, theta_of
+from fedtailor.core.losses import log_prior
+from fedtailor.core.optim import optimise
+from fedtailor.core.types import Me, Params, Reply, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.rucr import RUCR, contrast, mixed, unified
-from fedtailor.rng import generator
-from fedtailor.setup import Setup
-from fedtailor.store import server_from_bytes, server_to_bytes
-from fedtailor.train import advance
+from fedtailor.runs.folder import server_from_bytes, server_to_bytes
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import TUNERS
 from fedtailor.tuners.resnet import ResNet
-from fedtailor.visit import Client, Task, theta_of
 from world import world
 
 tuners = pytest.mark.parametrize("tuner", ["resnet", "head"])
@@ -37,7 +38,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TUNERS, "resnet", ResNet)
 
 
-def small(tuner: str, method: str = "rucr", **more: Any) -> Setup:
+def small(tuner: str, method: str = "rucr", **more: Any) -> Experiment:
     brief = {"method.crt": 2, "method.crt_epochs": 3, "method.n": 4} if method == "rucr" else {}
     return world(method, tuner, **{**SMALL[tuner], **brief, **more})
 
@@ -45,7 +46,7 @@ def small(tuner: str, method: str = "rucr", **more: Any) -> Setup:
 class Listening(LocalEngine):
     """Keeps every visit: client, what went down, what came up, and the client before."""
 
-    seen: list[tuple[int, Task, Reply, Client]]
+    seen: list[tuple[int, Task, Reply, ClientState]]
 
     def call(self, k: int, task: Task) -> Reply:
         self.seen = getattr(self, "seen", [])
@@ -55,10 +56,10 @@ class Listening(LocalEngine):
         return reply
 
 
-def go(setup: Setup, rounds: int | None = None) -> tuple[Server, Listening]:
-    engine, server = Listening(setup.job, setup.shelves), setup.job.first_server()
-    for _ in range(setup.rounds if rounds is None else rounds):
-        server, _ = advance(setup, server, engine)
+def go(experiment: Experiment, rounds: int | None = None) -> tuple[Server, Listening]:
+    engine, server = Listening(experiment.job, experiment.client_data), experiment.job.first_server()
+    for _ in range(experiment.rounds if rounds is None else rounds):
+        server, _ = run_round(experiment, server, engine)
     return server, engine
 
 
@@ -121,12 +122,12 @@ def test_virtual_features_by_hand() -> None:
 
 @tuners
 def test_loss_is_the_task_and_a_weighted_contrast(tuner: str) -> None:
-    setup = small(tuner, rounds=1, fraction=1.0)
-    _, engine = go(setup)
-    k, task, _, client = next(s for s in engine.seen if s[1].pass_ == "train")
-    model, method = setup.job.model, setup.job.method
-    theta = theta_of(setup.job, task.params, client)
-    batch = next(setup.shelves[k].batches(6, False, torch.Generator().manual_seed(0)))
+    experiment = small(tuner, rounds=1, fraction=1.0)
+    _, engine = go(experiment)
+    k, task, _, client = next(s for s in engine.seen if s[1].pass_name == "train")
+    model, method = experiment.job.model, experiment.job.method
+    theta = theta_of(experiment.job, task.params, client)
+    batch = next(experiment.client_data[k].batches(6, False, torch.Generator().manual_seed(0)))
     draws = batch.rng.get_state()  # type: ignore[union-attr]
     found = method.loss(model, theta, batch, {**theta, **task.inbox})
     batch.rng.set_state(draws)  # type: ignore[union-attr]
@@ -141,14 +142,14 @@ def test_loss_is_the_task_and_a_weighted_contrast(tuner: str) -> None:
 
 @tuners
 def test_measuring_sends_sums_of_features_and_counts(tuner: str) -> None:
-    setup = small(tuner, rounds=1, fraction=1.0)
-    _, engine = go(setup)
+    experiment = small(tuner, rounds=1, fraction=1.0)
+    _, engine = go(experiment)
     k, task, reply, client = engine.seen[0]
-    assert task.pass_ == "measure"
+    assert task.pass_name == "measure"
     assert reply.stats.keys() == {"sums", "counts"}
     assert not reply.params
-    model, data = setup.job.model, setup.shelves[k]
-    f = model.features(theta_of(setup.job, task.params, client), next(data.views()).x)
+    model, data = experiment.job.model, experiment.client_data[k]
+    f = model.features(theta_of(experiment.job, task.params, client), next(data.views()).x)
     for c in range(model.classes):
         torch.testing.assert_close(reply.stats["sums"][c], f[data.labels == c].sum(0), atol=1e-4, rtol=1e-5)
     assert torch.equal(reply.stats["counts"], data.counts())
@@ -156,13 +157,13 @@ def test_measuring_sends_sums_of_features_and_counts(tuner: str) -> None:
 
 @tuners
 def test_a_client_is_sent_the_prototypes_of_its_classes(tuner: str) -> None:
-    setup = small(tuner, rounds=1, fraction=0.6)
-    server, engine = go(setup)
-    first = {k: r.stats for k, t, r, _ in engine.seen[:2] if t.pass_ == "measure"}
+    experiment = small(tuner, rounds=1, fraction=0.6)
+    server, engine = go(experiment)
+    first = {k: r.stats for k, t, r, _ in engine.seen[:2] if t.pass_name == "measure"}
     common = unified([first[k] for k in sorted(first)], {})["prototypes"]
     total = sum(s["counts"] for s in first.values())
     lacking = 0
-    for k, task, _, _ in (s for s in engine.seen if s[1].pass_ == "train"):
+    for k, task, _, _ in (s for s in engine.seen if s[1].pass_name == "train"):
         there = first[k]["counts"] > 0
         lacking += int((~there).sum())
         assert torch.equal(task.inbox["prototypes"][there], common[there])
@@ -175,12 +176,12 @@ def test_a_client_is_sent_the_prototypes_of_its_classes(tuner: str) -> None:
 @tuners
 def test_the_classifier_is_re_trained_in_the_last_rounds(tuner: str) -> None:
     """Alone, from the averaged one, on virtual features; the one that is sent to train on stays the averaged one."""
-    setup = small(tuner, rounds=3, fraction=1.0)
-    engine, server = Listening(setup.job, setup.shelves), setup.job.first_server()
+    experiment = small(tuner, rounds=3, fraction=1.0)
+    engine, server = Listening(experiment.job, experiment.client_data), experiment.job.first_server()
     for t in range(3):
         engine.seen = []
-        server, _ = advance(setup, server, engine)
-        passes = [task.pass_ for _, task, _, _ in engine.seen]
+        server, _ = run_round(experiment, server, engine)
+        passes = [task.pass_name for _, task, _, _ in engine.seen]
         averaged = {n: mean(engine, "train", n) for n in NAMES}
         assert all(torch.allclose(server.params[n], averaged[n]) for n in NAMES)
         made = {n: server.params[f"rectified.{n}"] for n in NAMES}
@@ -198,19 +199,19 @@ def test_the_classifier_is_re_trained_in_the_last_rounds(tuner: str) -> None:
 
 
 def mean(engine: Listening, pass_: str, name: str) -> torch.Tensor:
-    replies = [(len(engine.data[k]), r.params[name]) for k, t, r, _ in engine.seen if t.pass_ == pass_]
+    replies = [(len(engine.data[k]), r.params[name]) for k, t, r, _ in engine.seen if t.pass_name == pass_]
     return sum(n * value for n, value in replies) / sum(n for n, _ in replies)  # type: ignore[return-value]
 
 
 @tuners
 def test_re_training_is_plain_sgd_on_virtual_features(tuner: str) -> None:
     """W ← W − η ∂CE, batch by batch, over the features that the same draws give."""
-    setup = small(tuner, rounds=1, fraction=1.0, **{"method.crt_batch": 7, "method.crt_lr": 0.5})
-    _, engine = go(setup)
+    experiment = small(tuner, rounds=1, fraction=1.0, **{"method.crt_batch": 7, "method.crt_lr": 0.5})
+    _, engine = go(experiment)
     k, task, reply, client = engine.seen[-1]
-    theta, model = theta_of(setup.job, task.params, client), setup.job.model
-    rng = generator(setup.job.seed, "round", 0, "client", k, "rectify")
-    f = model.features(theta, next(setup.shelves[k].views()).x)
+    theta, model = theta_of(experiment.job, task.params, client), experiment.job.model
+    rng = generator(experiment.job.seed, "round", 0, "client", k, "rectify")
+    f = model.features(theta, next(experiment.client_data[k].views()).x)
     x, y = mixed(task.inbox["directions"], f, 4, (0.35, 0.95), rng)
     assert len(y) == 4 * 5
     W, b = (theta[n].clone() for n in NAMES)
@@ -220,12 +221,12 @@ def test_re_training_is_plain_sgd_on_virtual_features(tuner: str) -> None:
             W, b = W - 0.5 * error.T @ x[i] / len(i), b - 0.5 * error.mean(0)
     torch.testing.assert_close(reply.params["rectified.head.weight"], W, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(reply.params["rectified.head.bias"], b, atol=1e-5, rtol=1e-4)
-    assert reply.weight == len(setup.shelves[k])
+    assert reply.weight == len(experiment.client_data[k])
 
 
 def test_a_class_nobody_has_keeps_its_prototype() -> None:
-    setup = small("head", rounds=2, fraction=1.0)
-    method, server = setup.job.method, setup.job.first_server()
+    experiment = small("head", rounds=2, fraction=1.0)
+    method, server = experiment.job.method, experiment.job.first_server()
     assert isinstance(method, RUCR)
 
     class Without(RUCR):
@@ -234,12 +235,12 @@ def test_a_class_nobody_has_keeps_its_prototype() -> None:
             keep = torch.arange(5) != 3  # nobody has class 3 any more
             return Reply({}, stats={"sums": stats["sums"] * keep[:, None], "counts": stats["counts"] * keep})
 
-    server, _ = method.unify(server, range(4), setup.engine())
+    server, _ = method.unify(server, range(4), make_engine(experiment))
     first = server.state
     moved = {n: v + 1 for n, v in first.items()}
-    server, _ = method.unify(Server(1, server.params, state=moved), range(4), setup.engine())
+    server, _ = method.unify(Server(1, server.params, state=moved), range(4), make_engine(experiment))
     assert equal(server.state, first)  # all are seen, none is kept
-    engine = LocalEngine(replace(setup.job, method=Without(**dict(method))), setup.shelves)
+    engine = LocalEngine(replace(experiment.job, method=Without(**dict(method))), experiment.client_data)
     server, _ = Without(**dict(method)).unify(Server(1, server.params, state=moved), range(4), engine)
     assert torch.equal(server.state["prototypes"][3], moved["prototypes"][3])
     assert torch.equal(server.state["prototypes"][2], first["prototypes"][2])
@@ -248,10 +249,10 @@ def test_a_class_nobody_has_keeps_its_prototype() -> None:
 @tuners
 def test_predictions(tuner: str) -> None:
     """The server's model has the re-trained classifier, a client's its own."""
-    setup = small(tuner, rounds=1)
-    server, _ = go(setup)
-    model, method = setup.job.model, setup.job.method
-    x = setup.tests.pool.fetch(setup.tests.everything)
+    experiment = small(tuner, rounds=1)
+    server, _ = go(experiment)
+    model, method = experiment.job.model, experiment.job.method
+    x = experiment.tests.pool.fetch(experiment.tests.everything)
     f = model.features(server.params, x)
     shared = F.linear(f, server.params["rectified.head.weight"], server.params["rectified.head.bias"])
     torch.testing.assert_close(method.predict_shared(model, server.params, x), shared)
@@ -268,7 +269,7 @@ def test_neutral_is_fedavg(tuner: str) -> None:
     server, engine = go(small(tuner, **neutral))
     plain, _ = go(small(tuner, "fedavg"))
     assert equal(server.params, plain.params)
-    assert {task.pass_ for _, task, _, _ in engine.seen} == {"train"}
+    assert {task.pass_name for _, task, _, _ in engine.seen} == {"train"}
     contrasted, _ = go(small(tuner, **{"method.crt": 0}))
     assert equal(contrasted.params, plain.params) == (tuner == "head")  # whose features nothing can pull anywhere
 
@@ -283,20 +284,20 @@ def test_only_the_classifier_differs_without_contrast(tuner: str) -> None:
 
 @tuners
 def test_a_pass_is_the_descent_of_its_gradient(tuner: str) -> None:
-    setup = small(tuner, clients=1, fraction=1.0, rounds=1)
-    _, engine = go(setup)
+    experiment = small(tuner, clients=1, fraction=1.0, rounds=1)
+    _, engine = go(experiment)
     _, task, reply, client = next(s for s in engine.seen if s[2].params)
-    theta, job = theta_of(setup.job, task.params, client), setup.job
+    theta, job = theta_of(experiment.job, task.params, client), experiment.job
     gradient = job.method.gradient(job.model, {**theta, **task.inbox})
-    rng = generator(job.seed, "round", 0, "client", 0, task.pass_)
-    end = descend(gradient, {n: theta[n] for n in reply.params}, setup.shelves[0], job.method.local, 0, rng)
+    rng = generator(job.seed, "round", 0, "client", 0, task.pass_name)
+    end = optimise(gradient, {n: theta[n] for n in reply.params}, experiment.client_data[0], job.method.local, 0, rng)
     assert equal(end, reply.params)
 
 
 @tuners
 def test_one_client_is_central_training(tuner: str) -> None:
-    setup = small(tuner, clients=1, fraction=1.0, rounds=3)
-    server, engine = go(setup)
+    experiment = small(tuner, clients=1, fraction=1.0, rounds=3)
+    server, engine = go(experiment)
     reached: Params = {}
     for _, task, reply, _ in engine.seen:
         again = {n for n in reached if not torch.equal(task.params[n], reached[n])}
@@ -307,34 +308,36 @@ def test_one_client_is_central_training(tuner: str) -> None:
 
 @tuners
 def test_same_bits_in_any_order_and_after_a_stop(tuner: str) -> None:
-    setup = small(tuner, fraction=1.0)  # two numbers add up alike in either order, four may not
-    once, _ = go(setup)
+    experiment = small(tuner, fraction=1.0)  # two numbers add up alike in either order, four may not
+    once, _ = go(experiment)
 
     class Backwards(LocalEngine):
         def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
             return dict(reversed(super().run(tasks).items()))
 
     def end(server: Server, engine: LocalEngine) -> bytes:
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
         return server_to_bytes(server)
 
-    assert end(setup.job.first_server(), Backwards(setup.job, setup.shelves)) == server_to_bytes(once)
-    half, _ = go(setup, 1)
-    back = setup.job.resumed(server_from_bytes(server_to_bytes(half)))
-    assert end(back, setup.engine()) == server_to_bytes(once)
+    assert end(experiment.job.first_server(), Backwards(experiment.job, experiment.client_data)) == server_to_bytes(
+        once
+    )
+    half, _ = go(experiment, 1)
+    back = experiment.job.resumed(server_from_bytes(server_to_bytes(half)))
+    assert end(back, make_engine(experiment)) == server_to_bytes(once)
 
 
 def test_a_client_without_samples_re_trains_nothing() -> None:
     """As may happen where a labeler chose nothing."""
-    setup = small("head", rounds=1)
-    empty = setup.shelves[0].labelled(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-    theta = setup.job.start
+    experiment = small("head", rounds=1)
+    empty = experiment.client_data[0].labelled(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
+    theta = experiment.job.start
     me = Me(0, 0, empty, {}, {"directions": torch.ones(5, 16)}, torch.Generator(), lambda x: x)
-    method = setup.job.method
+    method = experiment.job.method
     assert isinstance(method, RUCR)
-    assert method.rectify(setup.job.model, me, theta).params == {}
-    assert not method.measure(setup.job.model, me, theta).stats["sums"].any()
+    assert method.rectify(experiment.job.model, me, theta).params == {}
+    assert not method.measure(experiment.job.model, me, theta).stats["sums"].any()
 
 
 def test_settings_of_the_released_command() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtailor.core import Reply, Server
-from fedtailor.errors import UserError
+from fedtailor.base.errors import UserError
+from fedtailor.core.types import Reply, Server
 from fedtailor.methods.scaffold import ALL, MINE, Scaffold
-from fedtailor.train import advance
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from world import CLIENTS, settings, world
 
 QUIET = {"local.weight_decay": 0.0}
@@ -16,10 +17,10 @@ QUIET = {"local.weight_decay": 0.0}
 
 def test_steps_are_corrected() -> None:
     """l. 10: g(y) − c_i + c."""
-    setup = world("scaffold")
-    start = {n: v.clone().requires_grad_() for n, v in setup.job.start.items()}
-    batch = next(setup.shelves[0].batches(4, True, torch.Generator().manual_seed(0)))
-    method, model, one = setup.job.method, setup.job.model, torch.ones_like(start["text.ctx"])
+    experiment = world("scaffold")
+    start = {n: v.clone().requires_grad_() for n, v in experiment.job.start.items()}
+    batch = next(experiment.client_data[0].batches(4, True, torch.Generator().manual_seed(0)))
+    method, model, one = experiment.job.method, experiment.job.model, torch.ones_like(start["text.ctx"])
     plain = method.gradient(model, start)(start, batch)["text.ctx"]
     known = {**start, ALL + "text.ctx": 5 * one, MINE + "text.ctx": 2 * one}
     torch.testing.assert_close(method.gradient(model, known)(start, batch)["text.ctx"], plain + 3)
@@ -27,14 +28,14 @@ def test_steps_are_corrected() -> None:
 
 def test_a_clients_control_is_its_mean_gradient() -> None:
     """l. 12, option II: from c = c_i = 0 it is (x − y)/(K η_l), and so, with a tiny rate, the gradient at x."""
-    setup = world("scaffold", lr=1e-6, batch=64, rounds=1, **QUIET)
-    engine = setup.engine()
-    server, cohort = advance(setup, setup.job.first_server(), engine)
-    (name,) = setup.job.start
+    experiment = world("scaffold", lr=1e-6, batch=64, rounds=1, **QUIET)
+    engine = make_engine(experiment)
+    server, cohort = run_round(experiment, experiment.job.first_server(), engine)
+    (name,) = experiment.job.start
     for k in cohort:
-        start = {n: v.clone().requires_grad_() for n, v in setup.job.start.items()}
-        batch = next(setup.shelves[k].batches(64, True, torch.Generator().manual_seed(0)))
-        g = setup.job.method.gradient(setup.job.model, start)(start, batch)[name]
+        start = {n: v.clone().requires_grad_() for n, v in experiment.job.start.items()}
+        batch = next(experiment.client_data[k].batches(64, True, torch.Generator().manual_seed(0)))
+        g = experiment.job.method.gradient(experiment.job.model, start)(start, batch)[name]
         kept = engine.clients[k].memory[MINE + name]
         assert (kept - g).norm() < 0.05 * g.norm()  # a difference of nearby floats, divided by 1e-6
     mean = sum(engine.clients[k].memory[MINE + name] for k in cohort) / CLIENTS
@@ -57,10 +58,10 @@ def test_controls_come_from_all_rounds() -> None:
     plain = {"local.momentum": 0.0}
     one, other = world("scaffold", **alone), world("fedavg", **alone, **plain)
     ends = []
-    for setup in (one, other):
-        engine, server = setup.engine(), setup.job.first_server()
-        while server.round < setup.rounds:
-            server, _ = advance(setup, server, engine)
+    for experiment in (one, other):
+        engine, server = make_engine(experiment), experiment.job.first_server()
+        while server.round < experiment.rounds:
+            server, _ = run_round(experiment, server, engine)
         ends.append(server.params["text.ctx"])
     torch.testing.assert_close(ends[0], ends[1], atol=1e-5, rtol=0)
 

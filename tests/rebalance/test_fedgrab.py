@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedtailor.core import Batch, Params
-from fedtailor.maths import candidate_loss
-from fedtailor.rebalance import REBALANCERS, fedgrab
-from fedtailor.rebalance.fedgrab import STATE, Controllers, FedGraB, mapped, released
-from fedtailor.rng import generator
-from fedtailor.train import advance
+from fedtailor.base.rng import generator
+from fedtailor.core.losses import candidate_loss
+from fedtailor.core.types import Batch, Params
+from fedtailor.rebalancers import REBALANCERS, fedgrab
+from fedtailor.rebalancers.fedgrab import STATE, Controllers, FedGraB, mapped, released
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from golden_numbers import GOLDEN, golden
 from world import world
 
@@ -383,10 +384,10 @@ def test_a_dominant_class_is_held_back() -> None:
 
 def learned(method: str, tuner: str, **more: Any) -> tuple[Params, dict[int, Params]]:
     """What the server knows at the end, and what each client keeps."""
-    setup = world(method, tuner, rounds=2, fraction=1.0, **more)
-    engine, server = setup.engine(), setup.job.first_server()
-    while server.round < setup.rounds:
-        server, _ = advance(setup, server, engine)
+    experiment = world(method, tuner, rounds=2, fraction=1.0, **more)
+    engine, server = make_engine(experiment), experiment.job.first_server()
+    while server.round < experiment.rounds:
+        server, _ = run_round(experiment, server, engine)
     return {**server.params, **server.state}, {k: client.memory for k, client in engine.clients.items()}
 
 

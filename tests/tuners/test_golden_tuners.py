@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedtailor.descend import Local
-from fedtailor.model import Model
+from fedtailor.core.model import Model
+from fedtailor.core.optim import LocalTraining
 from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, golden, golden_clip, golden_words
 
@@ -29,7 +29,7 @@ def test_fedcopl_steps_with_cosine_rates() -> None:
     g = golden("fedcopl_model_t4v2")
     options = {"text_prompt": {"length": 4}, "visual_prompt": {"length": 2, "depth": 0, "mode": "dropped"}}
     case = GoldenCase(make_tuner("text_prompt+visual_prompt", options))
-    local = Local(epochs=20, lr=0.1, weight_decay=0.05, schedule="cosine")
+    local = LocalTraining(epochs=20, lr=0.1, weight_decay=0.05, schedule="cosine")
     now = {"text.ctx": g["input.text_ctx"].clone(), "visual.ctx": g["input.visual_ctx"].clone()}
     leaves = list(now.values())
     optimiser = local.make(leaves)
@@ -145,7 +145,7 @@ def test_coop_context_through_the_model() -> None:
         (key,) = case.model.init(torch.Generator())
         now = {key: g[f"{prefix}.ctx"].clone()}
         close(case.logits(now), g[f"{prefix}.logits"])
-        optimiser = Local().make(list(now.values()))
+        optimiser = LocalTraining().make(list(now.values()))
         for step in (1, 2):
             _, grads = case.gradients(now)
             now[key].grad = grads[key]

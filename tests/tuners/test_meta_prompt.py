@@ -15,12 +15,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedtailor import model as model_module
 from fedtailor.clip.model import Shape
-from fedtailor.core import Params
-from fedtailor.descend import Local
-from fedtailor.model import Model
-from fedtailor.tuners.base import Tuner
+from fedtailor.core import model as model_module
+from fedtailor.core.model import Model, Tuner
+from fedtailor.core.optim import LocalTraining
+from fedtailor.core.types import Params
 from fedtailor.tuners.join import Join
 from fedtailor.tuners.lora import Lora
 from fedtailor.tuners.meta_prompt import MetaPrompt, shift
@@ -76,7 +75,7 @@ def test_golden_cocoop() -> None:
     start = case.model.init(torch.Generator())
     assert {n: v.shape for n, v in now.items()} == {n: v.shape for n, v in start.items()}
     close(case.logits(now), g["logits"])
-    optimiser = Local().make(list(now.values()))
+    optimiser = LocalTraining().make(list(now.values()))
     for step in (1, 2):
         loss, grads = case.gradients(now)
         for ours, theirs in names.items():

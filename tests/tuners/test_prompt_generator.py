@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtailor.base.errors import UserError
 from fedtailor.clip.model import Shape
-from fedtailor.core import Params
-from fedtailor.errors import UserError
-from fedtailor.model import Model
+from fedtailor.core.model import Model
+from fedtailor.core.types import Params
 from fedtailor.tuners.prompt_generator import PromptGenerator, generate
 from fedtailor.tuners.text_prompt import TextPrompt
 from tiny import RESNET, VIT

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.clip.cache import activations
+from fedtailor.clip.feature_cache import activations
 from fedtailor.clip.load import digest
 from fedtailor.clip.model import Shape
-from fedtailor.clip.preprocess import Preprocess
-from fedtailor.core import Params
-from fedtailor.model import Model
-from fedtailor.train import advance
+from fedtailor.core.model import Model
+from fedtailor.core.types import Params
+from fedtailor.data.preprocess import Preprocess
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
 from fedtailor.tuners import TUNERS
 from fedtailor.tuners.resnet import ResNet, random_views
 from tiny import RESNET, VIT
@@ -255,11 +256,11 @@ def test_clip_is_still_there_beside_it(shape: Shape) -> None:
 def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg of the network's weights, all of which move."""
     monkeypatch.setitem(TUNERS, "resnet", ResNet)
-    setup = world("fedavg", "resnet", rounds=1, fraction=1.0, **{"tuner.width": 4})
-    start = setup.job.first_server()
-    server, _ = advance(setup, start, setup.engine())
+    experiment = world("fedavg", "resnet", rounds=1, fraction=1.0, **{"tuner.width": 4})
+    start = experiment.job.first_server()
+    server, _ = run_round(experiment, start, make_engine(experiment))
     moved: Params = {n: v for n, v in server.params.items() if not torch.equal(v, start.params[n])}
-    assert moved.keys() == setup.job.start.keys()
+    assert moved.keys() == experiment.job.start.keys()
 
 
 def test_a_test_set_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedtailor.base.errors import UserError
 from fedtailor.clip.model import Shape
-from fedtailor.core import Params
-from fedtailor.errors import UserError
-from fedtailor.model import Model
+from fedtailor.core.model import Model
+from fedtailor.core.types import Params
 from fedtailor.tuners import TUNERS, make_tuner
 from tiny import RESNET, VIT
 from world import JOINS, NAMES, checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..base.errors import UserError
 from .model import Clip, Shape
 
 

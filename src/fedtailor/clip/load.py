@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import UserError
+from ..base.errors import UserError
 from .layouts import config_of, read_json, to_hugging_face, translate
 from .model import Clip
-from .tokenize import Tokenizer
+from .tokenizer import Tokenizer
 
 BUNDLED = "bundled"
 HUB_FILES = ["*.json", "*.txt", "*.safetensors"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import platformdirs
 
-from fedtailor.data import cifar, drawn, fashion, folder, published, table
-from fedtailor.data.longtail import by_class, profile, thin
-from fedtailor.data.sets import Dataset
-from fedtailor.errors import UserError, unknown
-from fedtailor.rng import numpy_generator
+from ..base.errors import UserError, unknown
+from ..base.rng import numpy_generator
+from .dataset import Dataset
+from .datasets import cifar, drawn, fashion, folder, published, table
+from .longtail import by_class, profile, thin
 
 Loader = Callable[[Path], Dataset]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtailor.data import default_root, find_source
-from fedtailor.data.sets import Split, histogram
-from fedtailor.errors import UserError
+from ..base.errors import UserError
+from . import default_root, find_source
+from .dataset import Split, histogram
 
 
 @dataclass(frozen=True)
-class Step:
+class CheckStep:
     """One step of a check: how far it is, and what it found wrong, if anything."""
 
     done: int
@@ -20,27 +20,27 @@ class Step:
     finding: str | None = None
 
 
-def check(name: str, root: Path | None = None) -> Iterator[Step]:
+def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
     """Opens the dataset as downloaded (before any thinning), counts it and reads every picture."""
     source = find_source(name)
     try:
         dataset = source.load(root or default_root())
     except UserError as error:
-        yield Step(0, 0, str(error))
+        yield CheckStep(0, 0, str(error))
         return
     parts = {"training": dataset.train, "test": dataset.test}
     total = sum(map(len, parts.values()))
     for (what, split), size in zip(parts.items(), source.sizes or (None, None), strict=True):
         if size is not None and len(split) != size:
-            yield Step(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
+            yield CheckStep(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
         elif len(split) == 0:
-            yield Step(0, total, f"{name} has no {what} pictures")
-        yield from (Step(0, total, finding) for finding in absent(what, split, dataset.classes))
+            yield CheckStep(0, total, f"{name} has no {what} pictures")
+        yield from (CheckStep(0, total, finding) for finding in absent(what, split, dataset.classes))
     done = 0
     for split in parts.values():
         for index in range(len(split)):
             done += 1
-            yield Step(done, total, unreadable(split, index))
+            yield CheckStep(done, total, unreadable(split, index))
 
 
 def absent(what: str, split: Split, classes: tuple[str, ...]) -> list[str]:

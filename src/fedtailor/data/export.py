@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedtailor.data.federation import Federation
-from fedtailor.data.files import PHOTO, spelled
-from fedtailor.data.sets import Dataset, Images, Indices, Split
-from fedtailor.data.table import COLUMNS, Row
-from fedtailor.errors import UserError
+from ..base.errors import UserError
+from .dataset import Dataset, Images, Indices, Split
+from .datasets.files import PHOTO, spelled
+from .datasets.table import COLUMNS, TableRow
+from .federation import Federation
 
-Watch = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 
 
 def write_sites(
-    federation: Federation, out: Path, unlabelled: bool = False, watch: Watch | None = None
+    federation: Federation, out: Path, unlabelled: bool = False, progress: ProgressFn | None = None
 ) -> dict[str, Any]:
     """Each client's pictures into `out/site-k`, all test pictures into `out/server`, and a table of the sites' files.
 
@@ -44,8 +44,8 @@ def write_sites(
             path = out / row.path
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images.read(index)).save(path)
-            if watch:
-                watch("writing images", done, len(everything))
+            if progress:
+                progress("writing images", done, len(everything))
         for place in (out, out / "server"):
             place.mkdir(exist_ok=True)
             (place / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
@@ -96,11 +96,11 @@ def folder_names(dataset: Dataset) -> list[str]:
 
 def pieces(
     split: Split, held: Indices, names: Sequence[str], place: str, part: str, site: str = ""
-) -> list[tuple[Images, int, Row]]:
+) -> list[tuple[Images, int, TableRow]]:
     """The pictures of one part of one place and their rows, as `folder` comes upon them: folder by folder, by name."""
     found = []
     for index in held.tolist():
         label = "" if split.labels is None else names[split.labels[index]]
         where = [place, part, label, f"{index:06}.png"]
-        found.append((split.images, index, Row("/".join(filter(None, where)), label, part, site)))
+        found.append((split.images, index, TableRow("/".join(filter(None, where)), label, part, site)))
     return sorted(found, key=lambda piece: piece[2].path.split("/"))

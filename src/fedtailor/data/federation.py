@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedtailor.data.partition import Partition, Shares
-from fedtailor.data.sets import Dataset, Indices, Split, histogram
-from fedtailor.errors import UserError
-from fedtailor.rng import numpy_generator
+from ..base.errors import UserError
+from ..base.rng import numpy_generator
+from .dataset import Dataset, Indices, Split, histogram
+from .partitions.base import Partition, Shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.sets import Indices
+from .dataset import Indices
 
 
 @dataclass(frozen=True, eq=False)

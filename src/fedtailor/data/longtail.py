@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtailor.data.sets import Indices
+from .dataset import Indices
 
 # The legacy generator is admitted so that published constructions can be replayed draw by draw.
 Rng = np.random.Generator | np.random.RandomState

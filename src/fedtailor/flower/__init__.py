@@ -11,7 +11,7 @@ import os
 
 from platformdirs import user_cache_path
 
-from ..errors import UserError
+from ..base.errors import UserError
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

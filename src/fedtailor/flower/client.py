@@ -15,21 +15,21 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 
+from ..base.errors import UserError
 from ..data import FORMS
-from ..errors import UserError
-from ..site import Site
-from .app import client_app
-from .child import Child
-from .house import alone, need_file
+from ..remote.client import RemoteClient
+from .deployment import alone, need_file
+from .messages import client_app
 from .pki import write
-from .places import site_room
+from .process import ManagedProcess
+from .sites import site_session
 from .worker import Runtime, serve
 
 log = logging.getLogger("fedtailor.flower")
 
 
 @dataclass(frozen=True)
-class Home:
+class SiteFolder:
     """A site's folder, as `fedtailor flower init` made it."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Home:
     client: int
 
     @classmethod
-    def open(cls, folder: Path, client: int | None = None) -> Home:
+    def open(cls, folder: Path, client: int | None = None) -> SiteFolder:
         """The folder of a site, or the one of a federation and the number of a site in it."""
         if client is not None and not (folder / "site.toml").is_file():
             folder = folder / "clients" / f"client-{client}"
@@ -54,8 +54,8 @@ class Home:
         return home
 
 
-def app_of(home: Home, data: str, backbone: str = "", device: str = "") -> ClientApp:
-    site = Site(home.folder / "state", lambda charter: site_room(charter, data, backbone, device))
+def app_of(home: SiteFolder, data: str, backbone: str = "", device: str = "") -> ClientApp:
+    site = RemoteClient(home.folder / "state", lambda charter: site_session(charter, data, backbone, device))
 
     def answer(kind: str, letter: bytes, context: Context) -> bytes:
         return str(home.client).encode() if kind == "query.who" else site.answer(letter)
@@ -63,7 +63,7 @@ def app_of(home: Home, data: str, backbone: str = "", device: str = "") -> Clien
     return client_app(answer)
 
 
-def run_client(home: Home, data: str, backbone: str = "", device: str = "") -> None:
+def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "") -> None:
     """Serve until a signal ends it. What it keeps is on disk by then, whatever ends it."""
     form, _, path = data.partition(":")
     if form in FORMS and not Path(path).exists():
@@ -72,7 +72,7 @@ def run_client(home: Home, data: str, backbone: str = "", device: str = "") -> N
         serve_site(home, app_of(home, data, backbone, device))
 
 
-def serve_site(home: Home, app: ClientApp) -> None:
+def serve_site(home: SiteFolder, app: ClientApp) -> None:
     over = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: over.set())
@@ -84,7 +84,9 @@ def serve_site(home: Home, app: ClientApp) -> None:
         *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
         *("--superexec-auth-secret-file", str(home.folder / "flwr" / "secret")),
     ]
-    node = Child("fedtailor.flower.node", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr")
+    node = ManagedProcess(
+        "fedtailor.flower.node", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr"
+    )
     node.start()
     log.info("client %d: for the server at %s", home.client, home.server)
     try:

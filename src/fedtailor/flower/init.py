@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from fedtailor import __version__
-from fedtailor.errors import UserError
-from fedtailor.flower import pki
-from fedtailor.flower.templates import APP, CLIENT, HEAD, ROOT, SERVER
+from ..base.errors import UserError
+from ..base.version import __version__
+from . import pki
+from .templates import APP, CLIENT, HEAD, ROOT, SERVER
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class Federation(BaseModel):
+class DeploymentConfig(BaseModel):
     """federation.toml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,7 +100,7 @@ def renew(folder: Path) -> None:
     certify(folder, pki.Certified(key, certificate), federation)
 
 
-def read(folder: Path) -> Federation:
+def read(folder: Path) -> DeploymentConfig:
     path = folder / "federation.toml"
     if not path.is_file():
         raise UserError(f"{folder} is no federation: it has no federation.toml; make one with fedtailor flower init")
@@ -110,13 +110,13 @@ def read(folder: Path) -> Federation:
         raise UserError(f"{path} is not readable: {error}") from error
 
 
-def save(folder: Path, federation: Federation) -> None:
+def save(folder: Path, federation: DeploymentConfig) -> None:
     pki.write(folder / "federation.toml", (HEAD + tomli_w.dumps(federation.model_dump())).encode())
 
 
-def checked(values: Mapping[str, Any], where: str = "") -> Federation:
+def checked(values: Mapping[str, Any], where: str = "") -> DeploymentConfig:
     try:
-        return Federation.model_validate(values)
+        return DeploymentConfig.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         key, told = ".".join(map(str, problem["loc"])), problem["msg"]
@@ -133,13 +133,13 @@ def make_empty(folder: Path) -> None:
         raise UserError(f"{folder} is not empty; {hint}choose another folder")
 
 
-def certify(folder: Path, ca: pki.Certified, federation: Federation) -> None:
+def certify(folder: Path, ca: pki.Certified, federation: DeploymentConfig) -> None:
     server = pki.make_server_certificate(ca, federation.hosts)
     pki.write(folder / "server" / "server.key", pki.private_pem(server.key), private=True)
     pki.write(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
 
 
-def make_site(folder: Path, federation: Federation, number: int) -> str:
+def make_site(folder: Path, federation: DeploymentConfig, number: int) -> str:
     """Write what one site gets, and its public key for the server; give the key's fingerprint."""
     home = folder / "clients" / f"client-{number}"
     if home.exists():
@@ -155,7 +155,7 @@ def make_site(folder: Path, federation: Federation, number: int) -> str:
     return pki.fingerprint(public)
 
 
-def fill(folder: Path, texts: Mapping[str, str], federation: Federation, **more: object) -> None:
+def fill(folder: Path, texts: Mapping[str, str], federation: DeploymentConfig, **more: object) -> None:
     words = {**federation.model_dump(), "address": federation.address, **more}
     for name, text in texts.items():
         pki.write(folder / name, Template(text).substitute(words).encode())

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedtailor.errors import UserError
+from ..base.errors import UserError
 
 CA_LIFE = timedelta(days=3652)  # ten years
 SERVER_LIFE = timedelta(days=730)  # some clients refuse more than 825 days

@@ -13,9 +13,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,20 +30,20 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from ..api import Watcher, about, carry_out, threads
-from ..elsewhere import remote, run_id
-from ..engines.base import Engine
-from ..errors import UserError
-from ..setup import Setup
-from ..store import Store
-from ..train import Record
-from ..visit import Client
-from .app import GridPost
-from .child import Child
-from .house import House, alone
+from ..base.errors import UserError
+from ..client.job import ClientState
+from ..remote.run import remote_engine, run_id
+from ..runs.execute import Callback, about, execute, threads
+from ..runs.folder import RunFolder
+from ..simulation.build import Experiment
+from ..simulation.engine import Engine, MakeEngine
+from ..simulation.loop import RoundRecord
+from .deployment import Deployment, alone
+from .messages import GridTransport
 from .pki import write
-from .places import server_setup
-from .watch import desk_of
+from .process import ManagedProcess
+from .sites import server_experiment
+from .status import desk_of
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
@@ -55,8 +54,8 @@ class Stopped(Exception):  # noqa: N818  # as it reads
     """The run was taken out of the queue, or this process is to end."""
 
 
-class Conductor:
-    def __init__(self, house: House, listen: str, limit_mb: int) -> None:
+class Coordinator:
+    def __init__(self, house: Deployment, listen: str, limit_mb: int) -> None:
         self.house, self.over = house, threading.Event()
         self.secret = secrets.token_hex(32).encode()
         write(house.flwr / "secret", self.secret, private=True)
@@ -69,7 +68,7 @@ class Conductor:
             *("--database", str(house.flwr / "state.db"), "--disable-runtime-dependency-installation"),
             *("--isolation", "process", "--superexec-auth-secret-file", str(house.flwr / "secret")),
         ]
-        self.link = Child("fedtailor.flower.link", lambda: words, folder / "log" / "link.log", house.flwr)
+        self.link = ManagedProcess("fedtailor.flower.link", lambda: words, folder / "log" / "link.log", house.flwr)
         self.desk = desk_of(house)
         self.runtime = Runtime(house.control, self.secret, house.certificate, TaskType.SERVER_APP)
 
@@ -129,10 +128,10 @@ class Conductor:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
         with threads(run.threads):
-            began, setup = time.perf_counter(), server_setup(run)
+            began, experiment = time.perf_counter(), server_experiment(run)
             with self.started(name) as grid:
-                post = GridPost(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
-                self.carry_out(name, replace(setup, connect=self.connect(name, post)), began)
+                post = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
+                self.carry_out(name, experiment, self.engine_over(name, post), began)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Grid]:
@@ -164,28 +163,28 @@ class Conductor:
         if self.over.wait(seconds) or not self.house.still(name):
             raise Stopped
 
-    def connect(self, name: str, post: GridPost) -> Callable[[Setup, dict[int, Client] | None, Path | None], Engine]:
-        def engine(setup: Setup, clients: dict[int, Client] | None, folder: Path | None) -> Engine:
-            return remote(setup, clients, post, run_id(folder), wait=partial(self.wait, name))
+    def engine_over(self, name: str, post: GridTransport) -> MakeEngine:
+        def make(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> Engine:
+            return remote_engine(experiment, clients, post, run_id(folder), wait=partial(self.wait, name))
 
-        return engine
+        return make
 
-    def carry_out(self, name: str, setup: Setup, began: float) -> None:
+    def carry_out(self, name: str, experiment: Experiment, make: MakeEngine, began: float) -> None:
         folder, resuming = self.house.runs / name, False
         if (folder / "run.toml").is_file():
-            store, resuming = Store.reopen(folder)[0], True
+            store, resuming = RunFolder.reopen(folder)[0], True
         else:
-            store = Store.create(folder, setup.run, about(setup))
-        carry_out(setup, store, resuming, began, Telling(name))
+            store = RunFolder.create(folder, experiment.run, about(experiment))
+        execute(experiment, store, resuming, began, Telling(name), make)
 
 
-class Telling(Watcher):
+class Telling(Callback):
     """A line for the log after every round."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def finished(self, record: Record, rounds: int) -> None:
+    def on_round(self, record: RoundRecord, rounds: int) -> None:
         tested = record.shared.overall if record.shared else None
         lost = f", without {', '.join(f'client {k} ({why})' for k, why in record.dropped.items())}"
         log.info(
@@ -198,10 +197,10 @@ class Telling(Watcher):
         )
 
 
-def run_server(house: House, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
+def run_server(house: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
     """Serve until a signal ends it."""
     with alone(house.folder, "server"):
-        conductor = Conductor(house, listen, limit_mb)
+        conductor = Coordinator(house, listen, limit_mb)
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, lambda *_: conductor.over.set())
         conductor.serve()

@@ -15,28 +15,28 @@ import flwr.simulation
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..config import Run
-from ..elsewhere import remote, room, run_id
-from ..engines.remote import Arrival, RemoteEngine
-from ..errors import UserError
-from ..setup import Setup, prepare
-from ..site import Site
-from ..visit import Client
+from ..base.errors import UserError
+from ..client.job import ClientState
+from ..remote.client import RemoteClient
+from ..remote.engine import Received, RemoteEngine
+from ..remote.run import remote_engine, run_id, simulated_session
+from ..settings.run import Run
+from ..simulation.build import Experiment, build
 from . import need
-from .app import GridPost, client_app
+from .messages import GridTransport, client_app
 
 START = 300.0  # seconds that Ray may take to start
 
 
-def engine(setup: Setup, clients: Mapping[int, Client] | None, folder: Path | None) -> RemoteEngine:
+def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> RemoteEngine:
     """The engine of a run; clients keep their states in its folder, or in one that is gone with the run."""
     need("ray")
-    return remote(setup, clients, Simulated(setup.run, folder), run_id(folder))
+    return remote_engine(experiment, clients, Simulated(experiment.run, folder), run_id(folder))
 
 
 @cache
-def prepared(document: str) -> Setup:
-    return prepare(Run.model_validate_json(document))
+def prepared(document: str) -> Experiment:
+    return build(Run.model_validate_json(document))
 
 
 class Answering:
@@ -53,8 +53,8 @@ class Answering:
 
 
 @cache
-def site(document: str, folder: Path, who: int) -> Site:
-    return Site(folder / f"client-{who}", lambda charter: room(prepared(document), charter.client))
+def site(document: str, folder: Path, who: int) -> RemoteClient:
+    return RemoteClient(folder / f"client-{who}", lambda charter: simulated_session(prepared(document), charter.client))
 
 
 class Simulated:
@@ -74,7 +74,7 @@ class Simulated:
             raise UserError(f"Flower's simulation did not start within {START:.0f} s") from None
         if isinstance(found, BaseException):
             raise UserError(f"Flower's simulation did not start: {found}") from found
-        self.post = GridPost(found)
+        self.post = GridTransport(found)
 
     def simulate(self, run: Run, answering: Answering) -> None:
         server = ServerApp()
@@ -109,7 +109,7 @@ class Simulated:
     def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
         self.post.send(kind, round_, letters)
 
-    def fetch(self) -> list[Arrival]:
+    def fetch(self) -> list[Received]:
         if not self.thread.is_alive():
             raise UserError("Flower's simulation has ended by itself; its log says why")
         return list(self.post.fetch())

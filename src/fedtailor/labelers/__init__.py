@@ -8,8 +8,6 @@ from .cpl import CPL
 from .fpl import FPL
 from .zeroshot import ZeroShotLabels
 
-__all__ = ["LABELERS", "Labeler"]
-
 LABELERS: dict[str, type[Labeler]] = {
     "zeroshot": ZeroShotLabels,
     "fpl": FPL,

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Each, Me, Params, Reply, Server
-from ..maths import entropy as shannon
+from ..core.losses import entropy as shannon
+from ..core.model import Model
+from ..core.types import Each, Me, Params, Reply, Server
 from .base import INDEX, LABEL, Labeler
 from .zeroshot import probabilities
-
-if TYPE_CHECKING:
-    from ..model import Model
 
 SURENESS, KLASS = "copl.sureness", "copl.klass"  # kept between the two passes
 

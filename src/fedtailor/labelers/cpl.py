@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Params
+from ..core.types import Params
 from .base import CANDIDATES, INDEX, LABEL
 from .copl import select
-from .zeroshot import Alone
+from .zeroshot import SelfLabeler
 
 LEAST = 1e-7
 
 
-class CPL(Alone):
+class CPL(SelfLabeler):
     alpha: float = Field(
         0.75, ge=0, le=1, title="α", description="quantile of the top probability that a set shall reach"
     )

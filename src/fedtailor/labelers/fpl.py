@@ -17,12 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Params
+from ..core.types import Params
 from .base import INDEX, LABEL
-from .zeroshot import Alone
+from .zeroshot import SelfLabeler
 
 
-class FPL(Alone):
+class FPL(SelfLabeler):
     k: int = Field(16, ge=1, title="K", description="pseudo-labels for each class")
     repeated: bool = Field(False, description="a picture may stand on several boards, as released")
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..core import Each, Me, Params, Reply, Server
+from ..core.model import Model
+from ..core.types import Each, Me, Params, Reply, Server
 from .base import INDEX, LABEL, Labeler
 
-if TYPE_CHECKING:
-    from ..model import Model
 
-
-class Alone(Labeler):
+class SelfLabeler(Labeler):
     """Each client for itself, from nothing but the probabilities of its own pictures."""
 
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
@@ -36,7 +33,7 @@ class Alone(Labeler):
         """What a client keeps, from its (n, C) probabilities in round t."""
 
 
-class ZeroShotLabels(Alone):
+class ZeroShotLabels(SelfLabeler):
     def labels(self, probs: Tensor, t: int) -> Params:
         return {INDEX: torch.arange(len(probs)), LABEL: probs.argmax(1)}
 

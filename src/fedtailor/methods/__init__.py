@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import Method
+from ..core.method import Method
 from .capt import CAPT
 from .central import Central
 from .creff import CReFF
@@ -21,7 +21,7 @@ from .fedpurel import FedPuReL
 from .fedsa_lora import FedSALora
 from .fedtpg import FedTPG
 from .kgcoop import KgCoOp
-from .local import Alone
+from .local import LocalOnly
 from .pfedprompt import PFedPrompt
 from .promptfolio import PromptFolio
 from .rucr import RUCR
@@ -268,7 +268,7 @@ METHODS: dict[str, Entry] = {
         },
     ),
     "local": Entry(
-        Alone, "text_prompt", "", None, "reference", "each client trains alone",
+        LocalOnly, "text_prompt", "", None, "reference", "each client trains alone",
     ),
     "central": Entry(
         Central, "text_prompt", "", None, "reference",

@@ -29,38 +29,25 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..bandit import ARMS, Bandit, reward
-from ..clustering import Labels, cluster_diverse, cluster_similar
-from ..core import (
-    GLOBAL,
-    OWN,
-    Batch,
-    Cluster,
-    Each,
-    Me,
-    Method,
-    Params,
-    Reply,
-    Scope,
-    Server,
-    relay,
-    resolve,
-    weighted_mean,
-)
-from ..descend import Gradient
-from ..errors import UserError
-from ..maths import log_prior, macro_f1, task_loss
-from ..rng import number
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..algorithms.bandit import ARMS, Bandit, reward
+from ..algorithms.clustering import Labels, cluster_diverse, cluster_similar
+from ..algorithms.validation import macro_f1
+from ..base.errors import UserError
+from ..base.rng import number
+from ..core.aggregation import weighted_mean
+from ..core.losses import log_prior, task_loss
+from ..core.method import Method, resolve
+from ..core.model import Model
+from ..core.optim import Gradient
+from ..core.relay import relay
+from ..core.types import GLOBAL, OWN, Batch, Cluster, Each, Me, Params, Reply, Scope, Server
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
 CHAIN = "chain."
@@ -193,7 +180,7 @@ class CAPT(Method):
         """
         if not (self.prior or self.clustering or self.floor >= 0):
             return server.remember(since=server.state.get("since", torch.tensor(0)))
-        if "counts" in server.state and server.state.get("labels.round", torch.tensor(-1)) != server.round:
+        if "counts" in server.state and not server.new_labels:
             return server
         replies = each(self.census, server, range(server.clients))
         if "counts" not in server.state:

@@ -6,7 +6,7 @@ It moves the pictures themselves, which is not counted in its bytes.
 
 from __future__ import annotations
 
-from ..core import Method
+from ..core.method import Method
 
 
 class Central(Method):

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Me, Method, Params, Reply, Server, weighted_mean
-from ..maths import linear_init
-from ..rng import generator
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..base.rng import generator
+from ..core.aggregation import weighted_mean
+from ..core.initial import linear_init
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import Me, Params, Reply, Server
 
 WEIGHT, BIAS, FEATURES = "retrained.weight", "retrained.bias", "creff.features"
 Pair = tuple[Tensor, Tensor]  # of a linear classifier's weight and bias, or of what belongs to them

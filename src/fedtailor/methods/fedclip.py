@@ -9,17 +9,17 @@ preset=original: pictures compete with their batch's captions (two of the same c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Method, Params, Reply, Server, even
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.aggregation import even
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import Batch, Params, Reply, Server
 
 
 class FedCLIP(Method):

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ..core import GLOBAL, LOCAL, Method, Params, Scope, resolve
+from ..core.method import Method, resolve
+from ..core.types import GLOBAL, LOCAL, Params, Scope
 
 
 class FedCoPL(Method):

@@ -18,19 +18,17 @@ shared head as it is, not as realigned for the shared model.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import FIXED, GLOBAL, LOCAL, Batch, Me, Method, Params, Reply
-from ..etf import sparse_etf
-from ..maths import task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..algorithms.simplex_frame import sparse_etf
+from ..core.losses import task_loss
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply
 
 NEVER = -1e10  # the logit of a class that a client does not have
 

@@ -11,18 +11,15 @@ Departures:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from .. import transport
-from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch, two_branches
-from ..maths import task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..algorithms import optimal_transport
+from ..core.losses import task_loss
+from ..core.method import Method, branch, two_branches
+from ..core.model import Model
+from ..core.types import GLOBAL, LOCAL, Batch, Params
 
 
 class FedOTP(Method):
@@ -60,4 +57,4 @@ class FedOTP(Method):
         """(B, C, M, N), a constant in the gradient: a patch gives at most 1/M, a prompt gets γ/N."""
         M, N = cost.shape[-2:]
         rows, columns = cost.new_full((M,), 1 / M), cost.new_full((N,), self.gamma / N)
-        return transport.plan(cost, rows, columns, self.eps, self.iterations, self.tolerance)
+        return optimal_transport.plan(cost, rows, columns, self.eps, self.iterations, self.tolerance)

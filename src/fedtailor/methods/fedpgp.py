@@ -9,20 +9,19 @@ Departures: z_C is the hand-written sentence, as printed; the released code take
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch
-from ..descend import Gradient
-from ..errors import UserError
-from ..maths import task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..base.errors import UserError
+from ..core.losses import task_loss
+from ..core.method import Method, branch
+from ..core.model import Model
+from ..core.optim import Gradient
+from ..core.types import GLOBAL, LOCAL, Batch, Params
 
 ANCHOR = "anchor"
 

@@ -7,15 +7,12 @@ Departures: none. (Several public codes compute the pull from detached tensors, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Method, Params
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import Batch, Params
 
 
 class FedProx(Method):

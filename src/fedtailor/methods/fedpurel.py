@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Each, Me, Method, Params, Reply, Scope, Server, branch, resolve, two_branches
-from ..descend import Gradient, Local, descend, gradient_of
-from ..maths import entropy, kl, task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..algorithms.alignment import alignment
+from ..core.losses import task_loss
+from ..core.method import Method, branch, resolve, two_branches
+from ..core.model import Model
+from ..core.optim import Gradient, LocalTraining, gradient_of, optimise
+from ..core.types import GLOBAL, LOCAL, Batch, Each, Me, Params, Reply, Scope, Server
 
 
 class FedPuReL(Method):
@@ -104,11 +104,11 @@ class FedPuReL(Method):
         l_shared, tuned = torch.cat(once) if once else torch.empty(0), replace(model, memo=None)
         mine = {name: value for name, value in theta.items() if name.startswith("local.")}
         epochs = self.T_p if self.schedule == "two-phase" else self.local.epochs
-        plain = Local(
+        plain = LocalTraining(
             epochs=epochs, batch=self.local.batch, lr=self.personal_lr, momentum=0, weight_decay=0,
             drop_last=self.local.drop_last,
         )  # fmt: skip
-        return Reply(descend(gradient_of(loss), mine, me.data, plain, me.round, me.rng), weight=len(me.data))
+        return Reply(optimise(gradient_of(loss), mine, me.data, plain, me.round, me.rng), weight=len(me.data))
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         l_G, l_P = self.branches(model, theta, x)
@@ -139,33 +139,6 @@ def purified(task: Params, align: Params, strength: float = 1.0, joint: bool = F
         else g
         for name, g in task.items()
     }
-
-
-def alignment(kind: str, z: Tensor, f: Tensor) -> Tensor:
-    """How far the tuned logits f are from the zero-shot logits z, the mean over samples."""
-    if kind == "tkl":
-        tau_zs, tau_ft = temperatures(z, f)
-        return kl((z / tau_zs).softmax(-1), (f / tau_ft).softmax(-1)).mean()  # D_TKL
-    if kind == "kl":
-        return kl(z.softmax(-1), f.softmax(-1)).mean()
-    return -(z.softmax(-1) * f.log_softmax(-1)).sum(-1).mean()  # distil
-
-
-@torch.no_grad()
-def temperatures(z: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1) each: those at which both distributions of a sample have the mean of their entropies."""
-    H = (entropy(z.softmax(-1)) + entropy(f.softmax(-1))) / 2
-    return temperature(z, H), temperature(f, H)
-
-
-def temperature(logits: Tensor, H: Tensor, least: float = 0.05, most: float = 20.0, halvings: int = 20) -> Tensor:
-    """(B, 1) by bisection: entropy grows with temperature."""
-    low, high = torch.full_like(H, least), torch.full_like(H, most)
-    for _ in range(halvings):
-        middle = (low + high) / 2
-        cold = entropy((logits / middle[:, None]).softmax(-1)) < H
-        low, high = torch.where(cold, middle, low), torch.where(cold, high, middle)
-    return ((low + high) / 2)[:, None]
 
 
 def residual_loss(l_G: Tensor, l_P: Tensor, batch: Batch, lam: float) -> Tensor:

@@ -8,7 +8,8 @@ with B at its first value, zero, what is shared alone is CLIP as it is: the glob
 
 from __future__ import annotations
 
-from ..core import GLOBAL, LOCAL, Method
+from ..core.method import Method
+from ..core.types import GLOBAL, LOCAL
 
 
 class FedSALora(Method):

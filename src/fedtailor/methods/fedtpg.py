@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..core import Method, Reply, Server, even
+from ..core.aggregation import even
+from ..core.method import Method
+from ..core.types import Reply, Server
 
 
 class FedTPG(Method):

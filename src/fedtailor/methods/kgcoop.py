@@ -8,15 +8,12 @@ Federated by averaging, as CAPT compares it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Method, Params
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import Batch, Params
 
 
 class KgCoOp(Method):

@@ -6,9 +6,10 @@ Nothing is shared, so there is no global model to test.
 
 from __future__ import annotations
 
-from ..core import LOCAL, Method
+from ..core.method import Method
+from ..core.types import LOCAL
 
 
-class Alone(Method):
+class LocalOnly(Method):
     share = {"*": LOCAL}  # noqa: RUF012  # a ClassVar of the base
     everyone_first = True

@@ -9,19 +9,17 @@ re-implementation chose, not the authors'; W_v begins at zero, so that a client 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch
-from ..descend import Gradient
-from ..maths import linear_init, task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.initial import linear_init
+from ..core.losses import task_loss
+from ..core.method import Method, branch
+from ..core.model import Model
+from ..core.optim import Gradient
+from ..core.types import GLOBAL, LOCAL, Batch, Params
 
 
 class PFedPrompt(Method):

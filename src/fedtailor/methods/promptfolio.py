@@ -9,17 +9,14 @@ Since logits are linear in it, mixing sentences is mixing logits. The global mod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Method, Params, branch, two_branches
-from ..maths import task_loss
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.losses import task_loss
+from ..core.method import Method, branch, two_branches
+from ..core.model import Model
+from ..core.types import GLOBAL, LOCAL, Batch, Params
 
 
 class PromptFolio(Method):

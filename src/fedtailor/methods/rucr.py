@@ -19,19 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Each, Me, Method, Params, Reply, Server, branch
-from ..maths import log_prior, task_loss
+from ..core.losses import log_prior, task_loss
+from ..core.method import Method, branch
+from ..core.model import Model
+from ..core.types import Batch, Each, Me, Params, Reply, Server
 from ..tuners.head import linear_head
-
-if TYPE_CHECKING:
-    from ..model import Model
 
 RECTIFIED = "rectified."
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 
-from ..core import Batch, Each, Me, Method, Params, Reply, Server, branch, even, weighted_mean
-from ..descend import Gradient, Local
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ..core.aggregation import even, weighted_mean
+from ..core.method import Method, branch
+from ..core.model import Model
+from ..core.optim import Gradient, LocalTraining
+from ..core.types import Batch, Each, Me, Params, Reply, Server
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 
 
 class Scaffold(Method):
-    local: Local = Local(momentum=0)
+    local: LocalTraining = LocalTraining(momentum=0)
     eta_g: float = Field(1.0, gt=0, allow_inf_nan=False, title="η_g", description="the server's learning rate")
 
     @model_validator(mode="after")

@@ -13,8 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.config import GIVEN
-
+from ..settings.run import GIVEN
 from .tables import percent, size
 
 SECTIONS = {

@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.data.federation import Federation
-from fedtailor.data.groups import Groups
-from fedtailor.data.sets import Indices
+from ..data.dataset import Indices
+from ..data.federation import Federation
+from ..data.groups import Groups
 
 ROWS = 40  # more classes or clients than this are summed up
 SHADES = "·░▒▓█"  # the first is zero; readable without colour

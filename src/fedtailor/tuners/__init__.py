@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import unknown
+from ..base.errors import unknown
+from ..core.model import Tuner
 from .adapter import Adapter
-from .base import Bend, Plan, Tuner
 from .class_prompt import ClassPrompt
 from .coupled import Coupled
 from .head import Head
@@ -19,8 +19,6 @@ from .prompt_generator import PromptGenerator
 from .resnet import ResNet
 from .text_prompt import TextPrompt
 from .visual_prompt import VisualPrompt
-
-__all__ = ["TUNERS", "Bend", "Plan", "Tuner", "make_tuner", "tuner_names"]
 
 TUNERS: dict[str, type[Tuner]] = {
     "none": Untuned,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..maths import linear_init
-from .base import Bend, Tuner
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend
+from ..core.initial import linear_init
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class Adapter(Tuner):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 
-from .base import Bend, Plan, Tuner, normal
+from ..core.bend import Bend, Context
+from ..core.initial import normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 from .text_prompt import context
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
 
 
 class ClassPrompt(Tuner):
@@ -25,8 +24,8 @@ class ClassPrompt(Tuner):
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
 
-    def plan(self, model: Model) -> Plan:
-        return Plan(own=self.length, position=self.position)
+    def plan(self, model: Model) -> Context:
+        return Context(own=self.length, position=self.position)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         if self.words or self.alike:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from ..base.errors import UserError
 from ..clip.model import Clip
 from ..clip.vision import EMBEDDED, Prompt
-from ..errors import UserError
-from ..maths import linear_init
-from .base import Bend, Plan, Tuner, normal
+from ..core.bend import Bend, Context
+from ..core.initial import linear_init, normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 from .text_prompt import context, frozen_words
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
 
 
 class Coupled(Tuner):
@@ -38,8 +34,8 @@ class Coupled(Tuner):
             raise UserError(f"depth={self.depth}: both towers have to have that many layers, the smaller has {most}")
         return self.depth or max(1, 3 * most // 4)
 
-    def plan(self, model: Model) -> Plan:
-        return Plan(shared=self.length, before=frozen_words(model, self.words, self.length))
+    def plan(self, model: Model) -> Context:
+        return Context(shared=self.length, before=frozen_words(model, self.words, self.length))
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         text, vision, J = model.clip.text, model.clip.vision, self.reach(model.clip)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from .base import Bend, Tuner
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class Head(Tuner):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import SerializeAsAny
 
+from ..base.errors import UserError
 from ..clip.model import Clip
-from ..errors import UserError
-from .base import Bend, Plan, Tuner
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend, Context
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class Join(Tuner):
@@ -25,14 +21,14 @@ class Join(Tuner):
     def stage(self, clip: Clip) -> str:
         return min((part.stage(clip) for part in self.parts), key=clip.vision.stages.index)
 
-    def plan(self, model: Model) -> Plan:
+    def plan(self, model: Model) -> Context:
         plans = [part.plan(model) for part in self.parts]
         learning = [plan for plan in plans if plan.shared or plan.own]
         if sum(plan.shared > 0 for plan in plans) > 1 or sum(plan.own > 0 for plan in plans) > 1:
             raise UserError("two of the joined tuners put the same kind of context before the class name; keep one")
         if len({plan.position for plan in learning}) > 1:
             raise UserError("the joined tuners put the class name at different positions")
-        return Plan(
+        return Context(
             shared=sum(plan.shared for plan in plans),
             own=sum(plan.own for plan in plans),
             before=sum((plan.before for plan in plans), ()),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
 
+from ..base.errors import UserError
 from ..clip.block import LowRank
 from ..clip.model import Clip
 from ..clip.vision import ModifiedResNet
-from ..errors import UserError
-from .base import Bend, Tuner
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class Lora(Tuner):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..maths import linear_init
-from .base import Bend, Plan, Tuner
+from ..core.bend import Bend, Context
+from ..core.initial import linear_init
+from ..core.model import Model, Tuner
+from ..core.types import Params
 from .text_prompt import context, frozen_words
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
 
 
 class MetaPrompt(Tuner):
@@ -26,8 +22,8 @@ class MetaPrompt(Tuner):
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
 
-    def plan(self, model: Model) -> Plan:
-        return Plan(shared=self.length, before=frozen_words(model, self.words, self.length))
+    def plan(self, model: Model) -> Context:
+        return Context(shared=self.length, before=frozen_words(model, self.words, self.length))
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         D, W = model.clip.shape.embed, model.clip.text.width

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from .base import Bend, Tuner
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class Untuned(Tuner):

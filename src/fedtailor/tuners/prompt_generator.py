@@ -7,21 +7,18 @@ follow in the released code, none by default, are left out; so is the keys' bias
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from ..base.errors import UserError
 from ..clip.block import attend
-from ..errors import UserError
-from ..maths import linear_init
-from .base import Bend, Plan, Tuner, normal
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend, Context
+from ..core.initial import linear_init, normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class PromptGenerator(Tuner):
@@ -31,8 +28,8 @@ class PromptGenerator(Tuner):
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
 
-    def plan(self, model: Model) -> Plan:
-        return Plan(shared=self.length)
+    def plan(self, model: Model) -> Context:
+        return Context(shared=self.length)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         D, W = model.clip.shape.embed, model.clip.text.width

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..clip.model import Clip
-from ..maths import linear_init
-from .base import Bend, Tuner, normal
+from ..core.bend import Bend
+from ..core.initial import linear_init, normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 from .head import linear_head
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
 
 TESTED = 256  # pictures at once where nothing is learned: a test set is handed over whole
 BLOCKS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # by depth: basic blocks in each stage

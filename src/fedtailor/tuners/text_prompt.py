@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..errors import UserError
-from .base import Bend, Plan, Tuner, normal
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..base.errors import UserError
+from ..core.bend import Bend, Context
+from ..core.initial import normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class TextPrompt(Tuner):
@@ -24,8 +23,8 @@ class TextPrompt(Tuner):
     def touches(self) -> frozenset[str]:
         return frozenset({"text"})
 
-    def plan(self, model: Model) -> Plan:
-        return Plan(shared=self.length, before=frozen_words(model, self.words, self.length), position=self.position)
+    def plan(self, model: Model) -> Context:
+        return Context(shared=self.length, before=frozen_words(model, self.words, self.length), position=self.position)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {"text.ctx": context(model, self.length, self.words, rng)}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 
+from ..base.errors import UserError
 from ..clip.model import Clip
 from ..clip.vision import EMBEDDED, ModifiedResNet, Prompt
-from ..errors import UserError
-from .base import Bend, Tuner, normal
-
-if TYPE_CHECKING:
-    from ..core import Params
-    from ..model import Model
+from ..core.bend import Bend
+from ..core.initial import normal
+from ..core.model import Model, Tuner
+from ..core.types import Params
 
 
 class VisualPrompt(Tuner):

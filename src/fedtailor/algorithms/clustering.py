@@ -1,0 +1,217 @@
+"""Which clients go together, by the classes they hold: the two clusterings of CAPT's server (Section 3.3).
+
+`cluster_similar` joins clients with like classes, `cluster_diverse` clients that complete each other.
+Row k of d is client k's distribution over the classes. Labels count up from 0 in the order in which they appear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..base.errors import UserError, unknown
+
+Matrix = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Clustering = Callable[[Matrix, int, int], Labels]  # (K, K) rows, how many clusters, seed
+
+TINY = 1e-10  # no probability counts as less, so that logarithms are finite
+HEAD = 0.8  # of the classes
+
+
+def cluster_similar(counts: ArrayLike, metric: str = "js", how: str = "kmeans", n: int = 3, seed: int = 0) -> Labels:
+    """(K,) labels of clients with like classes, from (K, C) counts of their samples."""
+    if how not in CLUSTERINGS:
+        raise unknown("clustering", how, CLUSTERINGS)
+    return CLUSTERINGS[how](similarity(proportions(counts), metric), n, seed)
+
+
+def cluster_diverse(counts: ArrayLike, n: int = 4, how: str = "linkage", seed: int = 0) -> Labels:
+    """(K,) labels of clients that complete each other, from (K, C) counts of their samples."""
+    if how not in DIVERSE:
+        raise unknown("diverse clustering", how, DIVERSE)
+    return DIVERSE[how](complementarity(proportions(counts)), n, seed)
+
+
+def proportions(counts: ArrayLike) -> Matrix:
+    """(K, C) distributions over the classes."""
+    samples = np.asarray(counts, dtype=np.float64)
+    empty = samples.sum(axis=1, keepdims=True) == 0
+    samples = np.where(empty, 1.0, samples)  # a client without samples says nothing: every class is as likely
+    return np.asarray(samples / samples.sum(axis=1, keepdims=True))
+
+
+# Distances: (K, C) distributions to a symmetric (K, K), exactly zero between equal ones.
+
+
+def divergence(p: Matrix, q: Matrix) -> Matrix:
+    """Kullback-Leibler over the last axis, in nats."""
+    p, q = p.clip(TINY, 1), q.clip(TINY, 1)
+    return np.asarray((p * np.log(p / q)).sum(axis=-1))
+
+
+def js(d: Matrix) -> Matrix:
+    i, j = d[:, None], d[None, :]
+    middle = (i + j) / 2
+    return divergence(i, middle) / 2 + divergence(j, middle) / 2  # Eq. 5
+
+
+def kl(d: Matrix) -> Matrix:
+    """The mean of both directions."""
+    one_way = divergence(d[:, None], d[None, :])
+    return (one_way + one_way.T) / 2
+
+
+def wasserstein(d: Matrix) -> Matrix:
+    """What it costs to move one into the other, where from the first class to the last is 1."""
+    return city_block(d.cumsum(axis=1)) / max(len(d[0]) - 1, 1)
+
+
+def total_variation(d: Matrix) -> Matrix:
+    return city_block(d) / 2
+
+
+def cosine(d: Matrix) -> Matrix:
+    unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+    return np.asarray(np.square(unit[:, None] - unit[None, :]).sum(axis=-1) / 2)  # is 1 - cos
+
+
+def city_block(rows: Matrix) -> Matrix:
+    return np.asarray(np.abs(rows[:, None] - rows[None, :]).sum(axis=-1))
+
+
+DISTANCES: dict[str, Callable[[Matrix], Matrix]] = {
+    "js": js,
+    "kl": kl,
+    "wasserstein": wasserstein,
+    "tv": total_variation,
+    "cosine": cosine,
+}
+# KL alone passes 1, up to where TINY ends it, and is divided by that. Divided by the largest of a cohort instead, two
+# clients would be more or less alike depending on who else is there.
+LARGEST = {"kl": -math.log(TINY)}
+
+
+def similarity(d: Matrix, metric: str) -> Matrix:
+    """(K, K), 1 between equal clients."""
+    if metric not in DISTANCES:
+        raise unknown("distance", metric, DISTANCES)
+    return 1 - DISTANCES[metric](d) / LARGEST.get(metric, 1.0)
+
+
+# Clusters of like clients, from S = 1 - distance.
+
+
+def by_appearance(labels: ArrayLike) -> Labels:
+    """The same clusters, numbered 0, 1, … as they come."""
+    _, first, which = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(first.argsort().argsort()[which], dtype=np.int64)
+
+
+def of_distinct(fit: Clustering) -> Clustering:
+    """Leaves to `fit` what there is to choose: if n reaches the number of distinct rows, each is a cluster."""
+
+    @wraps(fit)
+    def cluster(rows: Matrix, n: int, seed: int) -> Labels:
+        at_least_one(n)
+        rows = rows.round(6)  # distances are squared on the way: in doubles, nearer rows can't be told apart
+        distinct, which = np.unique(rows, axis=0, return_inverse=True)
+        if n >= len(distinct):
+            return by_appearance(which.reshape(-1))  # a column in numpy 2.0
+        return fit(rows, n, seed % 2**32)  # as large as scikit-learn takes
+
+    return cluster
+
+
+def at_least_one(n: int) -> None:
+    if n < 1:
+        raise UserError(f"cannot make {n} clusters; ask for 1 or more")
+
+
+@of_distinct
+def kmeans(S: Matrix, n: int, seed: int) -> Labels:
+    from sklearn.cluster import KMeans
+
+    return by_appearance(KMeans(n, n_init=10, random_state=seed).fit_predict(S))
+
+
+@of_distinct
+def gmm(S: Matrix, n: int, seed: int) -> Labels:
+    """At most n clusters: a component may be nobody's likeliest."""
+    from sklearn.mixture import GaussianMixture
+
+    return by_appearance(GaussianMixture(n, covariance_type="diag", random_state=seed).fit_predict(S))
+
+
+@of_distinct
+def hierarchical(S: Matrix, n: int, seed: int) -> Labels:
+    from sklearn.cluster import AgglomerativeClustering
+
+    return by_appearance(AgglomerativeClustering(n, metric="precomputed", linkage="average").fit_predict(1 - S))
+
+
+@of_distinct
+def spectral(S: Matrix, n: int, seed: int) -> Labels:
+    from sklearn.cluster import SpectralClustering
+
+    affinity = S.clip(TINY)  # not 0, which would cut the graph into pieces
+    return by_appearance(SpectralClustering(n, affinity="precomputed", random_state=seed).fit_predict(affinity))
+
+
+def dbscan(S: Matrix, n: int, seed: int) -> Labels:
+    """However many clusters there are when clients nearer than eps are joined; who has none that near is alone."""
+    from sklearn.cluster import DBSCAN
+
+    distance = (1 - S).clip(0)
+    eps = distance.mean() / 2 + TINY  # twice as near as clients are on average; not 0 where all are equal
+    labels = DBSCAN(eps, min_samples=2, metric="precomputed").fit_predict(distance)
+    return by_appearance(np.where(labels < 0, len(S) + np.arange(len(S)), labels))
+
+
+CLUSTERINGS: dict[str, Clustering] = {
+    "kmeans": kmeans,
+    "gmm": gmm,
+    "hierarchical": hierarchical,
+    "spectral": spectral,
+    "dbscan": dbscan,
+}
+
+
+# Clusters of clients that complete each other, from Comp.
+
+
+def complementarity(d: Matrix) -> Matrix:
+    """(K, K), near 1 where j lacks what i has, for i < j and mirrored.
+
+    Head and tail are all classes. To add them up apart, the common classes first, matters to ties alone: pairs that
+    share no class are equally complementary, and rounding decides which is joined first, as in the released code.
+    """
+    common_first = d.sum(axis=0).argsort()[::-1]
+    head, tail = np.split(common_first, [int(HEAD * d.shape[1])])
+    terms = d[:, None] * (1 - d[None, :])
+    comp = np.triu(sum(terms.take(classes, axis=-1).sum(axis=-1) for classes in (head, tail)), 1)  # Eq. 6
+    return np.asarray(comp + comp.T)
+
+
+def complement_distance(comp: Matrix) -> Matrix:
+    """1 - Comp / max of the pairs i < j, in scipy's order."""
+    most = comp.max() or 1.0  # 0 where all clients have one and the same class: then all are equally far
+    return np.asarray(1 - comp[np.triu_indices(len(comp), 1)] / most)
+
+
+def complete_linkage(comp: Matrix, n: int, seed: int) -> Labels:
+    """At most n clusters: equally complementary clients are joined together."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    at_least_one(n)
+    if len(comp) == 1:
+        return by_appearance([0])
+    return by_appearance(fcluster(linkage(complement_distance(comp), "complete"), n, "maxclust"))
+
+
+# K-means is the paper's word, but clients with like rows complete the same others, not each other.
+DIVERSE: dict[str, Clustering] = {"linkage": complete_linkage, "kmeans": kmeans}

@@ -1,0 +1,52 @@
+"""The command line: a file a verb. Verbs import what they need when they are called: torch takes seconds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..base.errors import UserError
+from ..base.version import __version__
+from .compare import compare
+from .data import data_app
+from .doctor import doctor
+from .flower import flower_app
+from .list import list_
+from .run import run
+from .show import show
+
+app = typer.Typer(
+    name="fedtailor",
+    help="Tailor a frozen CLIP to many sites at once, without their images leaving them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (run, compare, show, doctor):
+    app.command()(verb)
+app.command("list")(list_)
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        sys.stdout.write(f"fedtailor {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), markup=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,114 @@
+"""`fedtailor data …`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..base.errors import UserError
+from .words import Json, emit, run_of, waiting
+
+data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
+
+
+@data_app.command("show")
+def data_show(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    png: Annotated[Path | None, typer.Option(help="also draw the heatmap into this PNG file")] = None,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count a dataset's images by class and client: fedtailor data show cifar100-lt data.alpha=0.05 clients=20"""
+    with waiting("opening the data"):
+        from ..report.heatmap import counts_table, save_heatmap, terminal_heatmap
+        from ..simulation.build import deal
+
+        settings = run_of(data_words(words or []), seed)
+        federation, groups = deal(settings)
+    labelled = federation.dataset.train.labels is not None
+    if png:
+        if not labelled:
+            raise UserError("there are no training labels to draw")
+        try:
+            save_heatmap(federation.counts, png)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot draw into {png}: {error}") from error
+    if as_json:
+        dataset = federation.dataset
+        emit(
+            {
+                "data": settings.data.name,
+                "classes": dataset.classes,
+                "clients": federation.clients,
+                "train": len(dataset.train),
+                "test": len(dataset.test),
+                "groups": {name: members.tolist() for name, members in groups.items()} if labelled else None,
+                "counts": federation.counts.tolist() if labelled else None,
+                "sizes": federation.sizes.tolist(),
+                "test_sizes": federation.test_sizes.tolist(),
+            }
+        )
+        return
+    console = Console()
+    console.print(counts_table(federation, groups))
+    if labelled:
+        console.print(terminal_heatmap(federation.counts))
+
+
+def data_words(words: list[str]) -> list[str]:
+    """`NAME key=value …` as settings of a run."""
+    if words and "=" not in words[0]:
+        words = [f"data={words[0]}", *words[1:]]
+    return words
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="fedtailor list datasets")],
+    root_folder: Annotated[Path | None, typer.Option("--root", help="where the files are")] = None,
+    as_json: Json = False,
+) -> None:
+    """Open a dataset, count it, decode every image; exit code 1 if anything is wrong."""
+    from ..data.check import check_dataset
+    from .progress import Progress
+
+    findings = []
+    with Progress(enabled=True) as progress:
+        for step in check_dataset(name, root_folder):
+            progress.on_progress("reading images", step.done, step.total)
+            findings += [step.finding] if step.finding else []
+    if as_json:
+        emit({"data": name, "findings": findings, "ok": not findings})
+    else:
+        Console().print("\n".join(findings) if findings else f"{name}: nothing wrong", highlight=False)
+    if findings:
+        raise typer.Exit(1)
+
+
+@data_app.command("split")
+def data_split(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="a new folder for the sites' folders")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="training images in one heap, no labels")] = False,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+) -> None:
+    """Deal a dataset out into image files, a folder a site: fedtailor data split drawn-lt clients=3 --out sites"""
+    with waiting("opening the data"):
+        from ..data.export import write_sites
+        from ..simulation.build import deal
+        from .progress import Progress
+
+        federation, _ = deal(run_of(data_words(words or []), seed))
+    with Progress(enabled=True) as progress:
+        summary = write_sites(federation, out, unlabelled, progress.on_progress)
+    if as_json:
+        emit(summary)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    train, test = sum(summary["train"]), sum(summary["test"])
+    console.print(f"{federation.clients} sites with {train} training and {test} test images, in {out}", markup=False)
+    console.print(f"try them in one process: {summary['run']}", markup=False)

@@ -1,0 +1,147 @@
+"""`fedtailor flower …`: a federation of real sites, from its keys to its results."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from ..base.errors import UserError
+from .run import print_result
+from .words import Json, Quiet, Words, emit, run_of, waiting
+
+flower_app = typer.Typer(
+    help="A federation of real sites, over Flower: TLS, a key for each site.", no_args_is_help=True
+)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]
+
+
+def logging_on() -> None:
+    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%X", handlers=[handler])
+    for name in ("httpx", "httpx2", "filelock", "flwr"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@flower_app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new folder")],
+    clients: Annotated[int, typer.Option(help="how many sites")],
+    host: Annotated[
+        list[str], typer.Option(help="the name or address that sites reach the server by; may be repeated")
+    ],
+    port: Annotated[int, typer.Option(help="where sites come in")] = 9092,
+    control: Annotated[int, typer.Option(help="for commands, on the server's machine only")] = 9093,
+) -> None:
+    """Make a federation: certificates, a key for each site, and all that an administrator needs."""
+    from ..flower.init import init
+
+    init(folder, clients, host, port, control)
+    Console().print(f"made {folder}; {folder / 'README.md'} says what goes where", highlight=False)
+
+
+@flower_app.command()
+def add(folder: Folder) -> None:
+    """Make one more site's folder."""
+    from ..flower.init import add_client
+
+    number = add_client(folder)
+    Console().print(f"made {folder / 'clients' / f'client-{number}'}; restart the server to let it in", highlight=False)
+
+
+@flower_app.command()
+def renew(folder: Folder) -> None:
+    """Make a new certificate for the server."""
+    from ..flower.init import renew as make_anew
+
+    make_anew(folder)
+    Console().print(f"made {folder / 'server' / 'server.pem'}; restart the server to use it", highlight=False)
+
+
+@flower_app.command()
+def server(
+    folder: Folder,
+    listen: Annotated[str, typer.Option(help="the address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
+    limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
+) -> None:
+    """Be the federation's server, until stopped. Runs that are not finished go on."""
+    with waiting("starting"):
+        from ..flower.deployment import Deployment
+        from ..flower.server import run_server
+    logging_on()
+    run_server(Deployment(folder), listen, limit)
+
+
+@flower_app.command()
+def client(
+    data: Annotated[str, typer.Option(help="this site's pictures: a folder, or csv:PATH")],
+    home: Annotated[Path, typer.Option(help="this site's folder, or the federation's (then with --client)")] = Path(),
+    client: Annotated[int | None, typer.Option(help="this site's number")] = None,
+    backbone: Annotated[str, typer.Option(help="the CLIP checkpoint here, where it is not bundled")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps; default: as the run says")] = "",
+) -> None:
+    """Be one site, until stopped. Nothing but letters leaves, and only to the server."""
+    with waiting("starting"):
+        from ..flower.client import SiteFolder, run_client
+        from ..settings.run import absolute_data
+    logging_on()
+    pictures = data if ":" in data else f"folder:{data}"
+    run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device)
+
+
+@flower_app.command()
+def run(
+    folder: Folder,
+    words: Words = None,
+    name: Annotated[str | None, typer.Option(help="of the run; default: the method's, and a number")] = None,
+    resume: Annotated[str | None, typer.Option(help="go on with the run of this name")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="do not wait for the end")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a method on the sites: fedtailor flower run DIR capt data=folder:TESTS rounds=20"""
+    with waiting("starting", quiet):
+        from ..flower import queue
+        from ..flower.deployment import Deployment
+        from ..flower.status import follow
+        from .progress import Progress
+    house = Deployment(folder)
+    given = words or []
+    name = queue.resume(house, resume, given) if resume else queue.order(house, given, name, run_of)
+    if detach:
+        Console().print(f"asked for {name}; fedtailor flower status {folder} tells how it goes", highlight=False)
+        return
+    with Progress(enabled=not quiet) as progress:
+        summary = follow(house, name, progress)
+    emit(summary) if as_json else print_result(summary)
+
+
+@flower_app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Tell which sites are there, which runs are asked for, and how they go."""
+    with waiting("looking"):
+        from ..flower.deployment import Deployment
+        from ..flower.status import look, page
+    found = look(Deployment(folder))
+    emit(found) if as_json else Console().print(page(found))
+
+
+@flower_app.command()
+def stop(folder: Folder, name: Annotated[str | None, typer.Argument(help="default: the one that runs")] = None) -> None:
+    """Stop a run after what its sites are at; it can be resumed."""
+    from ..flower.deployment import Deployment
+
+    house = Deployment(folder)
+    waiting_runs = house.waiting()
+    if name is None and not waiting_runs:
+        raise UserError("no run is going on")
+    name = name or waiting_runs[0]
+    if name not in waiting_runs:
+        raise UserError(f"{name} is not going on; these are: {', '.join(waiting_runs) or 'none'}")
+    house.done(name)
+    told = f"stopped {name}; go on with: fedtailor flower run {folder} --resume {name}"
+    Console().print(told, highlight=False)

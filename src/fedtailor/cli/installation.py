@@ -1,0 +1,104 @@
+"""A look at an installation: what is there, what is missing, what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from ..base.errors import UserError
+from ..base.version import __version__
+from ..clip.feature_cache import budget, default_folder
+from ..clip.load import load
+from ..data import DATASETS, default_root
+from ..report.tables import size
+from ..simulation.build import find_device
+
+EXTRAS = {"huggingface_hub": "hub", "flwr": "flower"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    found: str
+    verdict: str = "good"  # or "bad", or "note": good to know
+
+
+def examine() -> list[Finding]:
+    return [
+        Finding("fedtailor", f"{__version__}, Python {platform.python_version()}, torch {torch.__version__}"),
+        Finding("device", f"{find_device('auto')}, {torch.get_num_threads()} threads"),
+        bundled(),
+        *extras(),
+        vision_package(),
+        cache(),
+        Finding("data folder", str(default_root())),
+        *datasets(),
+    ]
+
+
+def bundled() -> Finding:
+    try:
+        checkpoint = load("bundled")
+    except UserError as error:
+        return Finding("bundled CLIP", str(error), "bad")
+    return Finding("bundled CLIP", f"loads, weights {checkpoint.digest[:12]}")
+
+
+def extras() -> list[Finding]:
+    found = []
+    for module, extra in EXTRAS.items():
+        try:
+            found.append(Finding(f"extra {extra}", f"{module} {version(module)}"))
+        except PackageNotFoundError:
+            found.append(Finding(f"extra {extra}", f"not installed (pip install 'fedtailor[{extra}]')", "note"))
+    return found
+
+
+def vision_package() -> Finding:
+    """Not used here, but a torchvision of another torch breaks packages that people have beside this one."""
+    there = importlib.util.find_spec("torchvision") is not None
+    return Finding("torchvision", "installed; not needed here" if there else "not installed, and not needed", "good")
+
+
+def folder(what: str, path: Path) -> Finding:
+    if not path.exists():
+        return Finding(what, f"{path}, not made yet", "note")
+    files = [f for f in path.iterdir() if f.is_file()]  # not deeper: a dataset may have a million of them
+    return Finding(what, f"{path}, {len(files)} files, {size(sum(f.stat().st_size for f in files))}")
+
+
+def cache() -> Finding:
+    kept = folder("feature cache", default_folder())
+    try:
+        return replace(kept, found=f"{kept.found}; at most {budget() / 1e9:g} GB (FEDTAILOR_CACHE_GB)")
+    except UserError as error:
+        return Finding(kept.what, str(error), "bad")
+
+
+def datasets() -> list[Finding]:
+    """Each set is opened once; its long-tailed version is made from the same files."""
+    found = []
+    for name, source in DATASETS.items():
+        if name.endswith("-lt") and name.removesuffix("-lt") in DATASETS:
+            continue
+        try:
+            dataset = source.load(default_root())
+            found.append(Finding(f"data {name}", f"{len(dataset.train)} training and {len(dataset.test)} test images"))
+        except UserError as error:
+            found.append(Finding(f"data {name}", str(error), "note"))
+    return found
+
+
+def table(findings: list[Finding]) -> Table:
+    signs = {"good": "[green]✓[/]", "note": "[yellow]·[/]", "bad": "[red]✗[/]"}
+    out = Table(show_header=False, show_edge=False)
+    for finding in findings:
+        out.add_row(signs[finding.verdict], finding.what, Text(finding.found))
+    return out

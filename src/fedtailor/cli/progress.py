@@ -1,0 +1,70 @@
+"""What a run is doing, live, on stderr: only where someone is looking."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from ..evaluation.metrics import Score
+from ..runs.comparison import ComparisonCallback
+from ..runs.execute import Callback
+from ..simulation.build import Experiment
+from ..simulation.loop import RoundRecord
+
+
+class Progress(Callback):
+    def __init__(self, enabled: bool) -> None:
+        console = Console(stderr=True)
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not enabled or not console.is_terminal,
+            transient=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.bars.stop()
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total, note="")
+        self.bars.update(self.tasks[what], completed=done, total=total)
+        if done >= total:
+            self.bars.remove_task(self.tasks.pop(what))
+
+    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
+        name, rounds = experiment.run.method.name, experiment.rounds
+        if rounds:
+            note = f"zero-shot {zero_shot.overall:.1f}%"
+            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=note)
+
+    def on_round(self, record: RoundRecord, rounds: int) -> None:
+        self.bars.update(self.tasks["rounds"], completed=record.round)
+        tested = [score.overall for score in (record.shared, record.personal) if score and score.overall is not None]
+        if tested:
+            self.bars.update(self.tasks["rounds"], note=f"accuracy {tested[0]:.1f}%")
+
+
+class Comparing(Progress, ComparisonCallback):
+    """A bar over all runs, and below it the present one's."""
+
+    def on_run(self, title: str, seed: int, done: int, total: int) -> None:
+        if "rounds" in self.tasks:
+            self.bars.remove_task(self.tasks.pop("rounds"))
+        self.on_progress("runs", done, total)
+        self.bars.update(self.tasks["runs"], note=escape(f"{title}, seed {seed}"))

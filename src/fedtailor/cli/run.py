@@ -1,0 +1,65 @@
+"""`fedtailor run`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..base.errors import UserError
+from .words import Json, Quiet, Words, data_word, emit, new_folder, run_of, waiting
+
+
+def run(
+    words: Words = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default: a new one under runs/")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
+    with waiting("starting", quiet):
+        from ..runs import execute
+        from .progress import Progress
+
+    if resume:
+        if words or out or seed is not None:
+            raise UserError("--resume takes all settings from the run's folder; give no others")
+        folder = resume
+    else:
+        settings = run_of(words or [], seed)
+        folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
+    with Progress(enabled=not quiet) as progress:
+        try:
+            result = (
+                execute.resume(folder, callback=progress)
+                if resume
+                else execute.run(settings, out=folder, callback=progress)
+            )
+        except KeyboardInterrupt:
+            begun = (folder / "run.toml").is_file()
+            told = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
+            raise UserError(f"stopped; {told}") from None
+    if as_json:
+        emit(result.summary)
+        return
+    print_result(result.summary, leak=result.run.data.server == "test")
+
+
+def print_result(s: dict[str, Any], leak: bool = False) -> None:
+    from ..report.tables import pseudo_line, result_table, size
+
+    console = Console()
+    console.print(result_table(s))
+    if s["pseudo_labels"]:
+        console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
+    if leak:
+        console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
+    console.print(
+        f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
+        f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
+        highlight=False,
+    )

@@ -1,0 +1,100 @@
+"""A client's training samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..base.errors import UserError
+from ..core.model import CPU
+from ..core.types import Balance, Batch, View
+from ..data.dataset import Indices
+from .features import FeatureStore
+
+
+class ClientData:
+    """A client's training samples. Built without labels, it has none to give away."""
+
+    def __init__(
+        self,
+        pool: FeatureStore,
+        indices: Indices,
+        labels: Indices | None,  # of the whole pool
+        classes: int,
+        device: torch.device = CPU,
+        plain: FeatureStore | None = None,
+    ) -> None:
+        self._pool, self._indices, self.classes, self.device = pool, indices, classes, device
+        self._plain = plain  # CLIP's own features of the same pictures
+        self._labels = None if labels is None else torch.from_numpy(labels[indices])
+        self._candidates: Tensor | None = None
+        self._begin: Callable[[Tensor], Balance] | None = None
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def labels(self) -> Tensor:
+        if self._labels is None:
+            raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
+        return self._labels.clone()  # whatever a pass does with it
+
+    @property
+    def fixed(self) -> bool:
+        return self._pool.fixed
+
+    def counts(self) -> Tensor:
+        """(C,) samples of each class."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def views(self, size: int = 512) -> Iterator[View]:
+        """Every picture once, in order, as it is without augmentation."""
+        for index in torch.arange(len(self)).split(size) if len(self) else ():
+            yield View(self._fetch(self._pool, index), index, self._fetch_plain(index))
+
+    def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
+        """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
+        labels, order = self.labels, torch.randperm(len(self), generator=rng)
+        whole = drop_last and len(self) >= size
+        balance = self._begin(self.counts()) if self._begin else None
+        for begin in range(0, len(self) - size + 1 if whole else len(self), size):
+            index = order[begin : begin + size]
+            yield Batch(
+                self._fetch(self._pool, index, rng),
+                labels[index].to(self.device),
+                index,
+                rng,
+                self._fetch_plain(index),
+                None if self._candidates is None else self._candidates[index].to(self.device),
+                balance,
+            )
+
+    def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
+        """Some of these pictures, perhaps some of them twice, under other labels."""
+        part = ClientData(self._pool, self._indices[index.numpy()], None, self.classes, self.device, self._plain)
+        part._labels, part._candidates, part._begin = y, candidates, self._begin
+        return part
+
+    def balanced(self, begin: Callable[[Tensor], Balance]) -> ClientData:
+        """The same samples, whose batches carry what `begin` makes of their label counts."""
+        part = ClientData(self._pool, self._indices, None, self.classes, self.device, self._plain)
+        part._labels, part._candidates, part._begin = self._labels, self._candidates, begin
+        return part
+
+    def split(self, fraction: float) -> tuple[ClientData, ClientData]:
+        """Every n-th sample is held out: shares are dealt class by class, so that this takes some of each."""
+        step = round(1 / fraction)
+        held = torch.arange(len(self)) % step == step - 1
+        return self._part(~held), self._part(held)
+
+    def _part(self, mask: Tensor) -> ClientData:
+        candidates = None if self._candidates is None else self._candidates[mask]
+        return self.labelled(torch.nonzero(mask).flatten(), self.labels[mask], candidates)
+
+    def _fetch(self, pool: FeatureStore, index: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        return pool.fetch(self._indices[index.numpy()], rng).to(self.device)
+
+    def _fetch_plain(self, index: Tensor) -> Tensor | None:
+        return None if self._plain is None else self._fetch(self._plain, index)

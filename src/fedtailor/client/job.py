@@ -1,0 +1,108 @@
+"""What every participant of a run holds, what goes down to a client, and what a client keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..base.errors import UserError
+from ..base.rng import generator
+from ..core.method import Method
+from ..core.model import Model
+from ..core.types import FIXED, LOCAL, Params, Pass, Scope, Server
+from ..labelers.base import Labeler
+from ..privacy.base import PrivacyStep
+from ..rebalancers.base import Rebalancer
+
+LABELER_PREFIX = "labels."  # before the name of a labeler's pass, in its address on the wire
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every participant of a run holds before it starts."""
+
+    method: Method
+    model: Model
+    seed: int
+    labeler: Labeler | None = None  # None: labels are given
+    rebalancer: Rebalancer | None = None  # takes hold of every task loss
+    rounds: int = 0  # T
+    clients: int = 0  # K
+    validates: bool = False  # whether the server has data of its own
+    privacy: PrivacyStep | None = None  # done to whatever leaves a client, before it is compressed
+    updates: str = "fp32"  # how what leaves is compressed
+
+    @cached_property
+    def start(self) -> Params:
+        """Every parameter's first value, the same at every participant since it comes from the seed."""
+        return to_cpu(self.method.init(self.model, generator(self.seed, "init")))
+
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        return self.method.scopes(self.start)
+
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients keep parameters of their own."""
+        return any(scope == LOCAL for scope in self.scopes.values())
+
+    def first_server(self) -> Server:
+        shared = {n: v for n, v in self.start.items() if self.scopes[n] not in (LOCAL, FIXED)}
+        return self.resumed(Server(0, shared))
+
+    def resumed(self, server: Server) -> Server:
+        """A server with what is the same throughout a run, which a checkpoint does not hold."""
+        return replace(server, rounds=self.rounds, clients=self.clients, validates=self.validates, seed=self.seed)
+
+    def pass_name(self, pass_: Pass) -> str:
+        """What a pass is called on the wire."""
+        owner, name = getattr(pass_, "__self__", None), getattr(pass_, "__name__", "")
+        return f"{LABELER_PREFIX}{name}" if self.labeler is not None and owner is self.labeler else name
+
+    def find_pass(self, name: str) -> Pass:
+        owner: object = self.labeler if name.startswith(LABELER_PREFIX) else self.method
+        found: Pass | None = getattr(owner, name.removeprefix(LABELER_PREFIX), None)
+        if found is None:
+            raise UserError(f"there is no pass {name!r} here; do server and client run the same method and labeler?")
+        return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """What goes down to one client."""
+
+    pass_name: str
+    round: int
+    params: Params
+    inbox: Params = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return size(self.params) + size(self.inbox)
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client keeps between visits; it never leaves."""
+
+    local: Params = field(default_factory=dict)  # LOCAL parameters
+    memory: Params = field(default_factory=dict)  # what passes asked to keep
+    tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
+    version: int = 0  # one more with each visit
+    mark: str = ""  # of a client that is elsewhere: the serial of the order that left it in this state
+
+
+def size(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def to_cpu(params: Params) -> Params:
+    return {name: value.detach().to("cpu") for name, value in params.items()}
+
+
+def theta_of(job: Job, down: Params, client: ClientState) -> Params:
+    """GLOBAL ∪ CLUSTER ∪ LOCAL ∪ FIXED, in the order of `job.start`."""
+    if lacking := [n for n, scope in job.scopes.items() if scope not in (LOCAL, FIXED) and n not in down]:
+        raise UserError(f"the server did not send {', '.join(lacking)}; do server and client run the same method?")
+    mine = {**job.start, **client.local}
+    return {n: mine[n] if scope in (LOCAL, FIXED) else down[n] for n, scope in job.scopes.items()}

@@ -1,0 +1,161 @@
+"""One step of a client: the single function that every engine calls.
+
+What a client may know goes in, what may leave it comes out. A method cannot leak local state even by mistake: whatever
+its pass returns, LOCAL and FIXED parameters and `keep` are taken out here before anything travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..base.errors import UserError
+from ..base.rng import generator
+from ..core.model import Model
+from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Reply, Samples
+from ..labelers.base import CANDIDATES, INDEX, LABEL
+from ..rebalancers.base import Rebalancer
+from .compression import compress, decompress
+from .job import LABELER_PREFIX, ClientState, Job, Task, size, theta_of, to_cpu
+
+MAX_WEIGHT = 1e12  # no client has so many samples
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step as a diagnostic sees it: what went down and came up, and the client before and after."""
+
+    client: int
+    task: Task
+    reply: Reply
+    before: ClientState
+    after: ClientState
+
+
+def reply_bytes(reply: Reply) -> int:
+    return size(reply.params) + size(reply.stats)
+
+
+def copies(params: Params) -> Params:
+    return {name: value.clone() for name, value in params.items()}
+
+
+def client_step(
+    job: Job, who: int, pass_: Pass, task: Task, client: ClientState, data: Samples
+) -> tuple[Reply, ClientState]:
+    """Run one pass on one client. Returns what leaves it, packed, and its new state."""
+    theta = theta_of(job, task.params, client)
+    at = f"{type(job.method).__name__}.{task.pass_name}, client {who}, round {task.round}"
+    path = "round", task.round, "client", who, task.pass_name
+    rng = generator(job.seed, *path)
+    # A pass gets copies: nothing it does in place can reach the server or another client.
+    given = {n: job.model.put(v.clone()) for n, v in theta.items()}
+    data = data if task.pass_name.startswith(LABELER_PREFIX) else labelled_data(job, who, client, data)
+    hold = LazyBalance(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
+    data = data if job.rebalancer is None else data.balanced(hold)
+    predict = own_predict(job, client, given)
+    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict)
+    try:
+        reply = pass_(job.model, me, given)
+    except UserError as error:
+        raise UserError(f"{at}: {error}") from error
+    except Exception as error:
+        error.add_note(f"in {at}")
+        raise
+    if not isinstance(reply, Reply):
+        raise UserError(f"{at}: a pass gives back a Reply, got {type(reply).__name__}")
+    params = to_cpu(reply.params)
+    check_params(params, theta, at)
+    check_weight(reply, at)
+    leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
+    up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
+    if job.privacy is not None:
+        up = job.privacy(up, task.params, generator(job.seed, *path, "privacy"))
+    kept = to_cpu({**reply.keep, **hold.keep()})
+    stays = ClientState(
+        local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},
+        memory={**client.memory, **copies(kept)},
+        # Shared parameters that a method kept back this time are as much the client's last as those it sent.
+        tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves | own_names(kept, theta))},
+        version=client.version + 1,
+    )
+    packed = compress(up.params, task.params, job.updates, generator(job.seed, *path, "rounding"))
+    return replace(up, params=packed), stays
+
+
+def decompressed(job: Job, task: Task, reply: Reply) -> Reply:
+    """A client's reply as the server reads it."""
+    return replace(reply, params=decompress(reply.params, task.params, job.updates))
+
+
+def check_reply(task: Task, reply: Reply, at: str) -> None:
+    """For a reply from elsewhere: all that `client_step` makes sure of for one from here."""
+    check_params(reply.params, task.params, at)
+    check_weight(reply, at)
+    if reply.weight > MAX_WEIGHT:
+        raise UserError(f"{at}: a weight of {reply.weight:g} would leave the others none")
+    for name, value in reply.stats.items():
+        if not torch.isfinite(value).all():
+            raise UserError(f"{at}: {name} is not finite")
+
+
+class LazyBalance:
+    """A rebalancer's balance of one pass, begun when the first batch is drawn, if one is."""
+
+    def __init__(self, rebalancer: Rebalancer | None, client: ClientState, rng: torch.Generator) -> None:
+        self.rebalancer, self.memory, self.rng = rebalancer, client.memory, rng
+        self.balance: Balance | None = None
+
+    def __call__(self, counts: Tensor) -> Balance:
+        assert self.rebalancer is not None
+        self.balance = self.balance or self.rebalancer.begin(copies(self.memory), counts, self.rng)
+        return self.balance
+
+    def keep(self) -> Params:
+        return {} if self.balance is None else self.balance.keep()
+
+
+def labelled_data(job: Job, who: int, client: ClientState, data: Samples) -> Samples:
+    """The client's pictures with the labels that a labeler gave them: none before it did, which leaves nothing to train
+    on. As they are where labels are given, or are the server's own."""
+    if job.labeler is None or (who == OWN and INDEX not in client.memory):
+        return data
+    none = torch.empty(0, dtype=torch.int64)
+    memory = {INDEX: none, LABEL: none, **client.memory}
+    return data.labelled(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))
+
+
+def own_predict(job: Job, client: ClientState, theta: Params) -> Callable[[Tensor], Tensor]:
+    """The client's own model; what is shared alone until it has parameters of its own."""
+    predict = job.method.predict_shared if job.personal and not client.local else job.method.predict
+    models: list[Model] = []  # made when first asked: most passes never ask
+
+    def logits(x: Tensor) -> Tensor:
+        models[:] = models or [job.model.remembering()]
+        return predict(models[0], theta, x)
+
+    return logits
+
+
+def own_names(kept: Params, theta: Params) -> Params:
+    return {name: value for name, value in kept.items() if name in theta}
+
+
+def check_weight(reply: Reply, at: str) -> None:
+    if not 0 <= reply.weight < float("inf"):
+        raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
+
+
+def check_params(params: Params, theta: Params, at: str) -> None:
+    for name, value in params.items():
+        if name not in theta:
+            raise UserError(f"{at}: returned an unknown parameter {name!r}; known: {', '.join(theta)}")
+        if value.shape != theta[name].shape:
+            raise UserError(f"{at}: {name} came back as {tuple(value.shape)}, it is {tuple(theta[name].shape)}")
+        if value.dtype != theta[name].dtype:
+            raise UserError(f"{at}: {name} came back as {value.dtype}, it is {theta[name].dtype}")
+        if not torch.isfinite(value).all():
+            raise UserError(f"{at}: {name} is no longer finite; training diverged, a smaller lr may help")

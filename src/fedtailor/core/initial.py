@@ -1,0 +1,21 @@
+"""First values of parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def linear_init(name: str, inside: int, outside: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Weight and bias as torch.nn.Linear begins: uniform in ±1/√inside."""
+
+    def uniform(*shape: int) -> Tensor:
+        return (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside)
+
+    return {f"{name}.weight": uniform(outside, inside), f"{name}.bias": uniform(outside)}
+
+
+def normal(shape: tuple[int, ...], rng: torch.Generator, std: float = 0.02) -> Tensor:
+    return torch.randn(shape, generator=rng) * std

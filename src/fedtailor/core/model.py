@@ -1,0 +1,263 @@
+"""A frozen CLIP, a tuner and the class names: all that a method needs to turn parameters and images into logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..clip.load import Checkpoint
+from ..clip.model import Clip
+from ..clip.text import Layout, arrange, pack, tokens
+from ..clip.tokenizer import Tokenizer
+from .bend import Bend, Context
+from .types import Batch, Params, View
+
+CPU = torch.device("cpu")
+PLAIN = Bend()
+TEXT_BYTES = 256 << 20  # of text activations held at once where each image has sentences of its own
+ACTIVATIONS = 14  # numbers kept a token, layer and unit of width: q, k, v, 2 norms' inputs, 8 in the MLP, 1 in passing
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Tuner(BaseModel, ABC):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def touches(self) -> frozenset[str]:
+        """Of "text", "image" (the towers), "features" (of the latter) and "classifier" (for the class sentences)."""
+
+    def stage(self, clip: Clip) -> str:
+        """The last stage of the image tower that this tuner leaves alone."""
+        return "features"
+
+    def plan(self, model: Model) -> Context:
+        return Context()
+
+    @abstractmethod
+    def init(self, model: Model, rng: torch.Generator) -> Params: ...
+
+    @abstractmethod
+    def bend(self, theta: Params, model: Model) -> Bend: ...
+
+
+@dataclass(frozen=True)
+class Words:
+    """The class names as tokens, and the hand-written sentence of each."""
+
+    names: tuple[tuple[int, ...], ...]
+    sentences: tuple[tuple[int, ...], ...]  # the template around each name
+    period: tuple[int, ...]
+    sos: int
+    eot: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, classes: Sequence[str], template: str) -> Words:
+        names = [name.replace("_", " ") for name in classes]
+        return cls(
+            names=tuple(tuple(tokenizer(name)) for name in names),
+            sentences=tuple(tuple(tokenizer(template.format(name))) for name in names),
+            period=tuple(tokenizer(".")),
+            sos=tokenizer.sos,
+            eot=tokenizer.eot,
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    clip: Clip
+    tuner: Tuner
+    words: Words
+    tokenizer: Tokenizer | None = None  # only for contexts that start as words
+    device: torch.device = CPU
+    precision: str = "fp32"
+    reads: str = "features"  # what a method asks of the image tower; "patches": every projected token
+    memo: dict[tuple[tuple[str, int], ...], tuple[Tensor, Params]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        tuner: Tuner,
+        classes: Sequence[str],
+        template: str,
+        device: str = "cpu",
+        precision: str = "fp32",
+        reads: str = "features",
+    ) -> Model:
+        words = Words.of(checkpoint.tokenizer, classes, template)
+        place = torch.device(device)
+        return cls(checkpoint.clip.to(place), tuner, words, checkpoint.tokenizer, place, precision, reads)
+
+    @property
+    def classes(self) -> int:
+        return len(self.words.names)
+
+    @cached_property
+    def stage(self) -> str:
+        """Where this tuner enters the image tower: everything before is the same for ever, and cached."""
+        first = self.tuner.stage(self.clip)
+        return self.reads if first == "features" else first
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The class sentences with the tuner's learned rows in them; the plain template if it has none."""
+        return self.arranged(self.tuner.plan(self))
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The same, and with only the rows that all classes share or only each class's own."""
+        plan = self.tuner.plan(self)
+        return {
+            "both": self.layout,
+            "shared": self.arranged(replace(plan, own=0)),
+            "own": self.arranged(replace(plan, shared=0)),
+        }
+
+    def arranged(self, plan: Context) -> Layout:
+        if plan.shared == plan.own == 0:
+            return self.template_layout
+        w = self.words
+        return pack(
+            [
+                arrange(
+                    name, sos=w.sos, eot=w.eot, shared=plan.shared, own=plan.own, before=plan.before, after=w.period,
+                    position=plan.position,
+                )
+                for name in w.names
+            ]
+        ).to(self.device)  # fmt: skip
+
+    @cached_property
+    def template_layout(self) -> Layout:
+        return pack([tokens([self.words.sos, *s, self.words.eot]) for s in self.words.sentences]).to(self.device)
+
+    @cached_property
+    def zero_shot(self) -> Tensor:
+        """(C, D) normalised text features of the hand-written sentences."""
+        with torch.no_grad(), self.cast():
+            return F.normalize(self.clip.text(self.template_layout).float(), dim=-1)
+
+    @cached_property
+    def names(self) -> Tensor:
+        """(C, D) normalised text features of the bare class names."""
+        layout = pack([tokens([self.words.sos, *name, self.words.eot]) for name in self.words.names]).to(self.device)
+        with torch.no_grad(), self.cast():
+            return F.normalize(self.clip.text(layout).float(), dim=-1)
+
+    def cast(self) -> AbstractContextManager[object]:
+        dtype = PRECISIONS[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+    def put(self, x: Tensor) -> Tensor:
+        return x.to(self.device)
+
+    def init(self, rng: torch.Generator) -> Params:
+        return self.tuner.init(self, rng)
+
+    def bend(self, theta: Params) -> Bend:
+        return self.tuner.bend(theta, self)
+
+    def tower(self, x: Tensor, stop: str, bend: Bend = PLAIN, rng: torch.Generator | None = None) -> Tensor:
+        """The image tower from this model's stage on; (B, D) features, or (B, 1 + L, D) patches with those first."""
+        x = self.put(x)
+        if self.stage == "patches":
+            return (x[:, 0] if stop == "features" else x).float()
+        if self.stage == stop:
+            return x.float()
+        with self.cast():
+            return self.clip.vision(x, self.stage, stop, bend.prompts, bend.image_deltas, rng).float()
+
+    def features(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, D), what a head reads; x is at this model's stage."""
+        bend = self.bend(theta)
+        features = self.tower(x, "features", bend, rng) if bend.net is None else bend.net(self.put(x), rng)
+        for gate in bend.gates:
+            features = gate(features)
+        return features
+
+    def image(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, D) normalised."""
+        return F.normalize(self.features(theta, x, rng), dim=-1)
+
+    def patches(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, L, D) every patch's projected token, normalised; for methods that read them (Method.reads)."""
+        return F.normalize(self.tower(x, "patches", self.bend(theta), rng)[:, 1:], dim=-1)
+
+    def text(self, theta: Params, rng: torch.Generator | None = None, rows: str = "both") -> Tensor:
+        """(C, D) normalised; of sentences with all learned rows, only the "shared" ones or only each class's "own"."""
+        bend = self.bend(theta)
+        if rows == "shared":
+            bend = replace(bend, own=None)
+        elif rows == "own":
+            bend = replace(bend, shared=None, deep={})
+        if bend.leaves_text:
+            return self.zero_shot
+        key = (("rows " + rows, 0), *((name, id(value)) for name, value in theta.items()))
+        if self.memo is not None and key in self.memo:
+            return self.memo[key][0]
+        with self.cast():
+            features = self.clip.text(self.layouts[rows], bend.shared, bend.own, bend.deep, bend.text_deltas, rng)
+        normal = F.normalize(features.float(), dim=-1)
+        if self.memo is not None:
+            self.memo[key] = normal, theta  # theta is held so that no other tensor can get its ids
+        return normal
+
+    def logits(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""
+        bend = self.bend(theta)
+        if bend.head is not None:
+            return bend.head(self.features(theta, x, rng))
+        z = self.image(theta, x, rng)
+        if bend.for_image is not None:
+            return self.clip.scale * self.cosines(bend, bend.for_image, z, rng)
+        return self.clip.scale * z @ self.text(theta, rng).T
+
+    def cosines(
+        self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: torch.Generator | None = None
+    ) -> Tensor:
+        """(B, C), each image with sentences made for it, a few images at a time: text activations are forgotten
+        between them, and made again in the backward pass, so that memory does not grow with the batch."""
+        tower, layout = self.clip.text, self.layout
+        (C, L), tokens, layers = layout.grid.shape, len(layout.row), len(tower.transformer)
+        copied = 2 * C * (layout.prefix + 2 * L)  # for attention: each class's k and v, q and what comes out
+        kept = layers * (ACTIVATIONS * tokens + copied) + 2 * len(bend.text_deltas) * tokens  # for each unit of width
+        parts = z.split(max(1, TEXT_BYTES // (4 * tower.width * kept)))
+        seeds = [None if rng is None else int(torch.randint(1 << 62, (), generator=rng)) for _ in parts]
+
+        def some(z: Tensor, seed: int | None) -> Tensor:
+            draws = None if seed is None else torch.Generator().manual_seed(seed)
+            with self.cast():
+                features = tower(layout, rows(z), bend.own, bend.deep, bend.text_deltas, draws)  # (n, C, D)
+            return torch.einsum("nd,ncd->nc", z, F.normalize(features.float(), dim=-1))
+
+        pairs = zip(parts, seeds, strict=True)
+        if len(parts) > 1 and torch.is_grad_enabled():
+            return torch.cat([checkpoint(some, *pair, use_reentrant=False) for pair in pairs])
+        return torch.cat([some(*pair) for pair in pairs])
+
+    def zero_shot_logits(self, x: Tensor) -> Tensor:
+        """(B, C) of CLIP as it is, from images at this model's stage."""
+        with torch.no_grad():
+            return self.clip.scale * F.normalize(self.tower(x, "features"), dim=-1) @ self.zero_shot.T
+
+    def teacher(self, view: View | Batch) -> Tensor:
+        """(B, C) of CLIP as it is, from cached features where there are any."""
+        if view.plain is None:
+            return self.zero_shot_logits(view.x)
+        return self.clip.scale * F.normalize(self.put(view.plain), dim=-1) @ self.zero_shot.T
+
+    def remembering(self) -> Model:
+        """For an evaluation, in which no parameter changes: the same model, computing each text matrix once."""
+        other = replace(self, memo={})
+        frozen = ("stage", "layout", "layouts", "template_layout", "zero_shot", "names")
+        other.__dict__.update({name: self.__dict__[name] for name in frozen if name in self.__dict__})
+        return other

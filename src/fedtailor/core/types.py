@@ -1,0 +1,171 @@
+"""What a method is made of: parameters and who owns them, what a pass sees and gives back, the server, the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]  # flat, dotted names: "text.ctx", "visual.block11.q.A"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who owns a parameter."""
+
+    kind: str
+    cluster: str = ""
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster}" if self.cluster else self.kind
+
+
+GLOBAL = Scope("global")  # one copy, on the server
+LOCAL = Scope("local")  # one copy a client, which never leaves it
+FIXED = Scope("fixed")  # made from the seed everywhere, never trained, never sent
+
+
+@dataclass(frozen=True)
+class Cluster(Scope):
+    """One copy for each cluster of the clustering of that name; the server's copy for clients in none."""
+
+    kind: str = field(default="cluster", init=False)
+    cluster: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """Some of a client's pictures, without labels."""
+
+    x: Tensor  # what the image tower is entered with: pixels, cached tokens or cached features
+    index: Tensor  # (B,) which of the client's samples these are
+    plain: Tensor | None = None  # (B, D) features of CLIP as it is, where they are cached beside x
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor
+    y: Tensor  # (B,) labels, given or pseudo
+    index: Tensor
+    rng: torch.Generator | None = None  # for dropout; None outside training
+    plain: Tensor | None = None
+    candidates: Tensor | None = None  # (B, C) weights, where a labeler leaves several classes open
+    balance: Balance | None = None  # a rebalancer's hold on the task loss
+
+
+class Balance(Protocol):
+    """A rebalancer's hold on the task loss of one client, for one pass."""
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The task loss, whose gradient on the logits is reweighted."""
+        ...
+
+    def keep(self) -> Params:
+        """What the client keeps until its next pass; every name begins with "rebalance."."""
+        ...
+
+
+class Samples(Protocol):
+    """A client's training data. Where labels are not given, there is no way to them from here."""
+
+    def __len__(self) -> int: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def fixed(self) -> bool:
+        """Whether a picture looks the same every time: nothing is augmented."""
+        ...
+
+    def counts(self) -> Tensor: ...
+    def views(self, size: int = 512) -> Iterator[View]: ...
+    def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
+    def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
+    def balanced(self, begin: Callable[[Tensor], Balance]) -> Samples:
+        """The same samples, whose batches carry what `begin` makes of their label counts."""
+        ...
+
+    def split(self, fraction: float) -> tuple[Samples, Samples]:
+        """The same two parts every time: what is left, and a held-out slice of about this fraction."""
+        ...
+
+
+@dataclass(frozen=True)
+class Me:
+    """All that a pass may see of its client. There is no test data here."""
+
+    id: int
+    round: int
+    data: Samples
+    memory: Params
+    inbox: Params
+    rng: torch.Generator
+    predict: Callable[[Tensor], Tensor]  # (B, C) logits of this client's own model as it is now
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a pass gives back. Of `params` only the shared part leaves the client; absent means unchanged."""
+
+    params: Params
+    weight: float = 1.0
+    stats: Params = field(default_factory=dict)  # goes up
+    keep: Params = field(default_factory=dict)  # stays, and comes back as me.memory
+
+
+@dataclass(frozen=True)
+class Server:
+    round: int
+    params: Params
+    clusters: Mapping[str, Mapping[int, Params]] = field(default_factory=dict)  # clustering → cluster → its copies
+    cluster_of: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # clustering → client → cluster
+    state: Params = field(default_factory=dict)  # whatever else a method's server side remembers
+    rounds: int = 0  # T, so that a last round can be told
+    clients: int = 0  # K
+    validates: bool = False  # whether the server has data of its own, reached as the client OWN
+    seed: int = 0  # of the run; every draw adds a path to it (base/rng.py)
+    new_labels: bool = False  # whether a labeler has labelled clients anew in this round
+
+    def params_for(self, client: int, scopes: Mapping[str, Scope]) -> Params:
+        """What this client is sent: global parameters, and its clusters' copies where it has one."""
+        down = {}
+        for name, value in self.params.items():
+            where = scopes[name].cluster
+            group = self.cluster_of.get(where, {}).get(client)
+            down[name] = value if group is None else self.clusters[where][group].get(name, value)
+        return down
+
+    def remember(self, **what: Tensor) -> Server:
+        return replace(self, state={**self.state, **what})
+
+    def regrouped(self, name: str, groups: Mapping[int, int], copies: Mapping[int, Params]) -> Server:
+        """Some clients (client → group) in new clusters of that clustering, which are numbered like no earlier one.
+
+        Clusters that lose all their members by it are forgotten. The state notes who was put where in this round.
+        """
+        first = self.round * self.clients
+        new = {k: first + group for k, group in groups.items()}
+        of = {**self.cluster_of.get(name, {}), **new}
+        held = {**self.clusters.get(name, {}), **{first + group: copy for group, copy in copies.items()}}
+        held = {cluster: copy for cluster, copy in held.items() if cluster in of.values()}
+        server = replace(self, clusters={**self.clusters, name: held}, cluster_of={**self.cluster_of, name: of})
+        return server.remember(**{CLUSTERED + name: torch.tensor([list(groups), list(groups.values())])})
+
+
+Pass = Callable[..., Reply]  # (model, me, theta): any method of a Method that takes these
+OWN = -1  # the server's own data answers to this number, where it has some
+CLUSTERED = "clustered."  # before a clustering's name, in a server's state: (2, n) a round's clients and their clusters
+
+
+class Each(Protocol):
+    """The engine, entire: run a pass on every client of a cohort. Its name is its address on the wire.
+
+    A client that does not answer is missing from the replies, which come in any order; at least one client answers.
+    Who is missing from one pass is left out of the rest of the round, and asked again in the next.
+    """
+
+    def __call__(
+        self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
+    ) -> dict[int, Reply]: ...

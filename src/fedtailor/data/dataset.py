@@ -1,0 +1,165 @@
+"""What a dataset is: pictures read one by one, labels (or none), class names, and the facts a paper's setup needs."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from ..base.errors import UserError
+
+Indices = NDArray[np.int64]
+Pixels = NDArray[np.uint8]
+
+
+class Images(Protocol):
+    """Random access to pictures."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Pixels:
+        """One picture, (H, W, 3) RGB."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the pictures or their order change; part of the cache key."""
+        ...
+
+    def subset(self, indices: Indices) -> Images: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayImages:
+    """Pictures in memory: uint8 (N, H, W, 3)."""
+
+    pixels: Pixels
+
+    def __post_init__(self) -> None:
+        if self.pixels.ndim != 4 or self.pixels.shape[-1] != 3 or self.pixels.dtype != np.uint8:
+            raise ValueError(f"pixels must be uint8 (N, H, W, 3), got {self.pixels.dtype} {self.pixels.shape}")
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, index: int) -> Pixels:
+        picture: Pixels = self.pixels[index]
+        return picture
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(repr(self.pixels.shape).encode())
+        digest.update(np.ascontiguousarray(self.pixels).data)
+        return digest.hexdigest()
+
+    def subset(self, indices: Indices) -> ArrayImages:
+        return ArrayImages(self.pixels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Pictures in files, opened when read; the paths are relative to `root`."""
+
+    root: Path
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> Pixels:
+        path = self.root / self.paths[index]
+        try:
+            with Image.open(path) as picture:
+                if picture.mode.startswith(("I", "F")):
+                    # Cutting these down to bytes needs a choice (which range is black, which white) that is not ours.
+                    raise UserError(f"{path} has more than 8 bits per value (mode {picture.mode}); save it with 8")
+                # Cameras store a turned picture and the turn beside it; what a person sees is the turned one.
+                upright = ImageOps.exif_transpose(picture)
+                return np.array(upright.convert("RGB"))
+        except FileNotFoundError as error:
+            raise UserError(f"no picture at {path}; put it there or take it out of the list") from error
+        # Pillow's decoders report a damaged file with any of these.
+        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+            raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        # Reading every byte of a large folder would cost more than the cache saves: size and time stand in for content.
+        digest = hashlib.sha256(b"files")
+        for path in self.paths:
+            try:
+                stat = (self.root / path).stat()
+            except FileNotFoundError as error:
+                raise UserError(f"no picture at {self.root / path}; put it there or take it out of the list") from error
+            digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
+        return digest.hexdigest()
+
+    def subset(self, indices: Indices) -> FileImages:
+        return FileImages(self.root, tuple(self.paths[int(index)] for index in indices))
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The pictures of one purpose. `labels` is None where nobody has labelled them, `sites` where no place is known."""
+
+    images: Images
+    labels: Indices | None
+    sites: Indices | None = None
+
+    def __post_init__(self) -> None:
+        for what, values in (("labels", self.labels), ("sites", self.sites)):
+            if values is None:
+                continue
+            if values.dtype != np.int64 or values.shape != (len(self.images),):
+                shape = f"{values.dtype} {values.shape}"
+                raise ValueError(f"{what} must be int64 ({len(self.images)},), one per picture, got {shape}")
+            if len(values) and values.min() < 0:
+                raise ValueError(f"{what} must not be negative, got {values.min()}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def subset(self, indices: Indices) -> Split:
+        return Split(
+            self.images.subset(indices),
+            None if self.labels is None else self.labels[indices],
+            None if self.sites is None else self.sites[indices],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    name: str
+    classes: tuple[str, ...]
+    template: str  # "a photo of a {}."
+    train: Split
+    test: Split
+    coarse: Indices | None = None  # (C,) super-class of each class
+    order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
+    normal: str = "clip"  # how the papers prepared it: cifar10, cifar100, fashion-mnist, clip-augmented, clip
+
+    def __post_init__(self) -> None:
+        C = len(self.classes)
+        if C == 0:
+            raise ValueError(f"{self.name}: no classes")
+        if self.template.count("{}") != 1:
+            raise ValueError(f"{self.name}: the template must hold one {{}}, got {self.template!r}")
+        for what, split in (("train", self.train), ("test", self.test)):
+            if split.labels is not None and len(split.labels) and split.labels.max() >= C:
+                raise ValueError(f"{self.name}: {what} label {split.labels.max()} but only {C} classes")
+        if self.coarse is not None and self.coarse.shape != (C,):
+            raise ValueError(f"{self.name}: coarse must be ({C},), got {self.coarse.shape}")
+        if self.order is not None and sorted(self.order) != list(range(C)):
+            raise ValueError(f"{self.name}: order must hold every class once, got {self.order}")
+
+
+def histogram(labels: Indices, classes: int) -> Indices:
+    """(C,) how often each class occurs."""
+    return np.bincount(labels, minlength=classes).astype(np.int64)

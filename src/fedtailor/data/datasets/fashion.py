@@ -1,0 +1,60 @@
+"""Fashion-MNIST, from its four idx files."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from ...base.errors import UserError
+from ..dataset import ArrayImages, Dataset, Pixels, Split
+from .files import PHOTO
+
+NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+ORDER = (8, 1, 7, 5, 9, 3, 0, 2, 4, 6)  # head to tail, as in CAPT
+
+FOLDERS = ("fashion-mnist", "FashionMNIST/raw")
+IMAGES, LABELS = 2051, 2049  # the magic numbers
+
+
+def fashion_mnist(root: Path) -> Dataset:
+    return Dataset(
+        "fashion-mnist", NAMES, PHOTO, half(root, "train"), half(root, "t10k"), order=ORDER, normal="fashion-mnist"
+    )
+
+
+def half(root: Path, name: str) -> Split:
+    images_path, labels_path = find(root, f"{name}-images-idx3-ubyte"), find(root, f"{name}-labels-idx1-ubyte")
+    grey = idx(images_path, IMAGES, 3)
+    labels = idx(labels_path, LABELS, 1).astype(np.int64)
+    if len(grey) != len(labels) or (len(labels) and labels.max() >= len(NAMES)):
+        raise UserError(f"{images_path} and {labels_path} do not belong together; download both again")
+    return Split(ArrayImages(np.repeat(grey[..., np.newaxis], 3, axis=-1)), labels)
+
+
+def find(root: Path, name: str) -> Path:
+    for folder in FOLDERS:
+        for path in (root / folder / f"{name}.gz", root / folder / name):
+            if path.is_file():
+                return path
+    raise UserError(
+        f"{root / FOLDERS[0] / name}.gz is missing; download the four files of Fashion-MNIST "
+        f"from Zalando Research's fashion-mnist repository on GitHub into {root / FOLDERS[0]}"
+    )
+
+
+def idx(path: Path, magic: int, axes: int) -> Pixels:
+    """Four bytes of magic, four per axis, then the bytes themselves; all big-endian."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}); download it again") from error
+    head = 4 + 4 * axes
+    found = np.frombuffer(raw[:head].ljust(head, b"\0"), dtype=">u4").tolist()
+    if found[0] != magic:
+        raise UserError(f"{path} begins with {found[0]}, not {magic}: this is another kind of file; download it again")
+    if len(raw) - head != int(np.prod(found[1:], dtype=object)):
+        raise UserError(f"{path} should hold {found[1:]} values and holds {len(raw) - head} bytes; download it again")
+    return np.frombuffer(raw, dtype=np.uint8, offset=head).reshape(found[1:])

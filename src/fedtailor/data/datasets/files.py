@@ -1,0 +1,111 @@
+"""What the loaders share: files that must be there, lists of lines, pictures in a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...base.errors import UserError
+from ..dataset import FileImages, Indices, Split
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+
+PHOTO = "a photo of a {}."
+
+# What a file name cannot hold, or would not give back: a dot in front hides a file, one at the end is lost on Windows.
+UNSAFE = re.compile(r'[\x00-\x1f%_/\\:*?"<>|]|^\.|\.$')
+SPELLED = re.compile(r"%([01][0-9A-F]|2[25AEF]|3[ACEF]|5[CF]|7C)")
+
+
+def need(path: Path, download: str) -> Path:
+    """The path, if it is there; otherwise what to download and where to put it."""
+    if not path.exists():
+        raise UserError(f"{path} is missing; download {download}, so that this path exists")
+    return path
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines that are not blank, stripped."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 ({error}); save it as UTF-8") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """Lines of two words; the first may not hold a space."""
+    pairs = []
+    for number, line in enumerate(read_lines(path), 1):
+        first, _, second = line.partition(" ")
+        if not second:
+            raise UserError(f"{path}, entry {number}: expected two words, got {line!r}; download the file again")
+        pairs.append((first, second.strip()))
+    return pairs
+
+
+def whole(text: str, path: Path) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UserError(f"{path}: expected a whole number, got {text!r}; download the file again") from error
+
+
+def pictures(folder: Path) -> list[str]:
+    """Names of the picture files directly in a folder, sorted."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
+    )
+
+
+def folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def readable(name: str) -> str:
+    """The class name that a folder or a label spells."""
+    return SPELLED.sub(lambda found: chr(int(found[1], 16)), name.replace("_", " "))
+
+
+def spelled(name: str) -> str:
+    """A class name as a file name that any system takes; `readable` undoes it."""
+    safe = UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return safe.replace(" ", "_")
+
+
+def listed(root: Path, paths: Sequence[str], labels: Sequence[int] | None) -> Split:
+    return Split(FileImages(root, tuple(paths)), None if labels is None else np.array(labels, dtype=np.int64))
+
+
+def every(labels: Indices, step: int) -> tuple[Indices, Indices]:
+    """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones."""
+    rank = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        rank[members] = np.arange(len(members))
+    test = rank % step == step - 1
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def class_names(path: Path, found: list[str], where: Path, otherwise: Sequence[str] = ()) -> list[str]:
+    """The names in `classes.txt` where there is one, in its order; else the labels that were found, or else these."""
+    if not path.is_file():
+        found = found or list(otherwise)
+        if not found:
+            raise UserError(
+                f"{where} names no classes; write their names into {path}, one a line, or label test pictures"
+            )
+        return found
+    names = read_lines(path)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} names the class {twice[0]!r} twice; keep one")
+    if strangers := sorted(set(found) - set(names)):
+        raise UserError(
+            f"{where} has the class {strangers[0]!r}, which {path} does not name; add it there or rename it"
+        )
+    return names

@@ -1,0 +1,19 @@
+"""The ways to deal a dataset out to clients, by name."""
+
+from __future__ import annotations
+
+from .dirichlet import Dirichlet
+from .dirichlet_plain import PlainDirichlet
+from .iid import Iid
+from .pachinko import Pachinko
+from .quantity import Quantity
+from .site import BySite
+
+PARTITIONS: dict[str, type[Dirichlet | PlainDirichlet | Quantity | Pachinko | Iid | BySite]] = {
+    "dirichlet": Dirichlet,
+    "dirichlet-plain": PlainDirichlet,
+    "quantity": Quantity,
+    "pachinko": Pachinko,
+    "iid": Iid,
+    "site": BySite,
+}

@@ -1,0 +1,109 @@
+"""What partitions are made of: a partition is its settings, and calling it deals a dataset out to K clients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from ...base.errors import UserError
+from ..dataset import Dataset, Indices, Split
+from ..longtail import Rng
+
+Weights = NDArray[np.float64]
+
+TRIES = 2000  # a few seconds at CIFAR size; settings that work at all need far fewer
+
+
+class Share(NamedTuple):
+    """What one client holds: indices into the training and the test pictures."""
+
+    train: Indices
+    test: Indices
+
+
+Shares = tuple[Share, ...]
+
+
+class Partition(Protocol):
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
+
+
+class PartitionSettings(BaseModel):
+    """A partition is its hyper-parameters; calling it deals the pictures out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Deal:
+    """Pieces of classes piling up at K clients."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.train: list[list[Indices]] = [[] for _ in range(clients)]
+        self.test: list[list[Indices]] = [[] for _ in range(clients)]
+        self.train_sizes = np.zeros(clients, dtype=np.int64)
+        self.test_sizes = np.zeros(clients, dtype=np.int64)
+
+    def add(self, train: list[Indices], test: list[Indices]) -> None:
+        self.add_to(np.arange(self.clients), train, test)
+
+    def add_to(self, receivers: Indices, train: list[Indices], test: list[Indices]) -> None:
+        for client, more, more_test in zip(receivers, train, test, strict=True):
+            self.train[client].append(more)
+            self.test[client].append(more_test)
+            self.train_sizes[client] += len(more)
+            self.test_sizes[client] += len(more_test)
+
+    def shares(self) -> Shares:
+        nothing = np.empty(0, dtype=np.int64)
+        return pair(
+            [np.concatenate([nothing, *pieces]) for pieces in self.train],
+            [np.concatenate([nothing, *pieces]) for pieces in self.test],
+        )
+
+
+def capped(alpha: float, room: NDArray[np.bool_], test_room: NDArray[np.bool_], rng: Rng) -> Weights:
+    """Dirichlet shares that put some weight on clients with room; drawn again where all of it falls on full ones."""
+    for _ in range(TRIES):
+        shares: Weights = rng.dirichlet(np.full(len(room), alpha))
+        if (shares * room).sum() > 0 and (shares * test_room).sum() > 0:
+            return shares
+    raise UserError(f"partition dirichlet: alpha={alpha} puts every class on one full client; raise alpha")
+
+
+def cut(members: Indices, weights: Weights) -> list[Indices]:
+    """Consecutive pieces in proportion to the weights, rounded down at each edge."""
+    edges = np.cumsum(weights / weights.sum()) * len(members)
+    return np.split(members, edges.astype(np.int64)[:-1])
+
+
+def random_parts(split: Split, clients: int, rng: Rng) -> list[Indices]:
+    return np.array_split(rng.permutation(len(split)).astype(np.int64), clients)
+
+
+def pair(train: list[Indices], test: list[Indices]) -> Shares:
+    return tuple(Share(*both) for both in zip(train, test, strict=True))
+
+
+def labels_of(dataset: Dataset, partition: str) -> tuple[Indices, Indices]:
+    labels, test_labels = dataset.train.labels, dataset.test.labels
+    if labels is None or test_labels is None:
+        which = "training" if labels is None else "test"
+        raise UserError(
+            f"partition {partition} needs labels and the {which} pictures of {dataset.name} have none; take iid or site"
+        )
+    return labels, test_labels
+
+
+def enough(dataset: Dataset, clients: int, least: int = 1) -> None:
+    pictures, least = len(dataset.train), max(least, 1)
+    if clients < 1:
+        raise UserError(f"clients must be 1 or more, got {clients}")
+    if clients * least > pictures:
+        raise UserError(
+            f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on, "
+            f"{dataset.name} has {pictures}; take {pictures // least} clients or fewer"
+        )

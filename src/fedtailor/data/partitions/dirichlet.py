@@ -1,0 +1,64 @@
+"""Label skew: each class is dealt out by Dirichlet shares, clients that are full get no more."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from ...base.errors import UserError
+from ..dataset import Dataset, Indices
+from ..longtail import Rng
+from .base import TRIES, Deal, PartitionSettings, Shares, capped, cut, enough, labels_of
+
+
+class Dirichlet(PartitionSettings):
+    """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
+
+    alpha: float = Field(
+        0.1,
+        gt=0,
+        allow_inf_nan=False,
+        title="α",
+        description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL.",
+    )
+    min_size: int = Field(
+        10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL."
+    )
+    min_test: int | None = Field(
+        None, ge=0, title="n_min,test", description="The same for test pictures; as min_size if not given."
+    )
+    own_test_cap: bool = Field(
+        False, description="FedCoPL: test shares are capped by test sizes instead of by train sizes."
+    )
+
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
+        labels, test_labels = labels_of(dataset, "dirichlet")
+        enough(dataset, clients, self.min_size)
+        min_test = self.min_size if self.min_test is None else self.min_test
+        if len(test_labels) == 0:
+            min_test = 0
+        for _ in range(TRIES):
+            dealt = self._deal(labels, test_labels, len(dataset.classes), clients, rng)
+            if all(len(train) >= self.min_size and len(test) >= min_test for train, test in dealt):
+                for share in dealt:
+                    rng.shuffle(share.train)
+                    rng.shuffle(share.test)
+                return dealt
+        raise UserError(
+            f"partition dirichlet: in {TRIES} draws with alpha={self.alpha} and {clients} clients there was always "
+            f"one with fewer than {self.min_size} training or {min_test} test pictures "
+            f"(of {len(labels)} and {len(test_labels)}); raise alpha, lower min_size or min_test, or take fewer clients"
+        )
+
+    def _deal(self, labels: Indices, test_labels: Indices, classes: int, clients: int, rng: Rng) -> Shares:
+        dealt = Deal(clients)
+        for label in range(classes):
+            train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
+            rng.shuffle(train)
+            rng.shuffle(test)
+            # A class nobody trains on fills nobody up: without this, all may be full already when it comes.
+            room = dealt.train_sizes < (len(labels) / clients if len(train) else np.inf)
+            test_room = dealt.test_sizes < len(test_labels) / clients if self.own_test_cap and len(test) else room
+            shares = capped(self.alpha, room, test_room, rng)
+            dealt.add(cut(train, shares * room), cut(test, shares * test_room))
+        return dealt.shares()

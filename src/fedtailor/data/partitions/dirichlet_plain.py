@@ -1,0 +1,27 @@
+"""Label skew: each class is dealt out by Dirichlet shares, without a cap."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from ..dataset import Dataset
+from ..longtail import Rng
+from .base import Deal, PartitionSettings, Shares, capped, cut, enough, labels_of
+
+
+class PlainDirichlet(PartitionSettings):
+    """ImageNet-LT in FedPuReL: each class is dealt out by Dirichlet shares, without a cap; clients may stay empty."""
+
+    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Of the label skew; small is skewed.")
+
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
+        labels, test_labels = labels_of(dataset, "dirichlet-plain")
+        enough(dataset, clients)
+        dealt = Deal(clients)
+        everyone = np.ones(clients, dtype=np.bool_)
+        for label in range(len(dataset.classes)):
+            shares = capped(self.alpha, everyone, everyone, rng)
+            train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
+            dealt.add(cut(rng.permutation(train), shares), cut(rng.permutation(test), shares))
+        return dealt.shares()

@@ -1,0 +1,15 @@
+"""No skew."""
+
+from __future__ import annotations
+
+from ..dataset import Dataset
+from ..longtail import Rng
+from .base import PartitionSettings, Shares, enough, pair, random_parts
+
+
+class Iid(PartitionSettings):
+    """Every client holds an equal, random part."""
+
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
+        enough(dataset, clients)
+        return pair(random_parts(dataset.train, clients, rng), random_parts(dataset.test, clients, rng))

@@ -1,0 +1,59 @@
+"""Quantity skew: a client holds few classes, in uneven amounts."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from ...base.errors import UserError
+from ..dataset import Dataset, Indices
+from ..longtail import Rng
+from .base import Deal, PartitionSettings, Shares, enough, labels_of
+
+
+class Quantity(PartitionSettings):
+    """FedCoPL's quantity skew: a client holds few classes, a class few clients, in uneven amounts."""
+
+    share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        title="s/C",
+        description="FedCoPL, Table 2: a client has s = 0.2·C classes; as released, a class has 0.2·K clients.",
+    )
+    least: int = Field(10, ge=0, description="Pictures a client gets at least, spread over all classes.")
+
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
+        labels, test_labels = labels_of(dataset, "quantity")
+        enough(dataset, clients)
+        C, holders = len(dataset.classes), int(self.share * clients)
+        if holders == 0:
+            needed = int(np.ceil(1 / self.share))
+            raise UserError(f"partition quantity with share={self.share} needs {needed} clients or more, got {clients}")
+        left = np.full(clients, self.share * C)
+        dealt = Deal(clients)
+        for label in range(C):
+            chosen = np.flatnonzero(left > 0)[:holders]  # a started quota is used up whole, as released
+            if len(chosen) == 0:
+                raise UserError(
+                    f"partition quantity: share={self.share} leaves class {label} of {C} to nobody; raise share"
+                )
+            left[chosen] -= 1
+            train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
+            dealt.add_to(
+                chosen, self._cut(train, len(chosen), C, clients, rng), self._cut(test, len(chosen), C, clients, rng)
+            )
+        empty = np.flatnonzero(dealt.train_sizes == 0)
+        if len(empty):
+            raise UserError(
+                f"partition quantity leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures; take "
+                f"{clients - len(empty)} clients, or another share than {self.share}"
+            )
+        return dealt.shares()
+
+    def _cut(self, members: Indices, holders: int, classes: int, clients: int, rng: Rng) -> list[Indices]:
+        """Uneven consecutive pieces: all but the last get at most their even part, the last takes the rest."""
+        even = len(members) / holders
+        low, high = int(min(max(even / clients, self.least / classes), even)), int(even)
+        sizes = [int(rng.uniform(low, high)) for _ in range(holders - 1)]
+        return np.split(members, np.cumsum(sizes, dtype=np.int64))

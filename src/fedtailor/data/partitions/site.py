@@ -1,0 +1,35 @@
+"""Clients are the places that the pictures come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...base.errors import UserError
+from ..dataset import Dataset
+from ..longtail import Rng
+from .base import PartitionSettings, Share, Shares, pair, random_parts
+
+
+class BySite(PartitionSettings):
+    """A client is a place the pictures come from. Test pictures without a place are dealt out evenly at random."""
+
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
+        sites, test_sites = dataset.train.sites, dataset.test.sites
+        if sites is None:
+            raise UserError(
+                f"partition site needs to know each picture's site and {dataset.name} does not say; take iid"
+            )
+        found = np.unique(sites)
+        if len(found) != clients:
+            raise UserError(
+                f"partition site: {dataset.name} has {len(found)} sites and was to go to {clients} clients; "
+                f"set clients={len(found)}"
+            )
+        if test_sites is None:
+            return pair([np.flatnonzero(sites == site) for site in found], random_parts(dataset.test, clients, rng))
+        if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
+            raise UserError(
+                f"partition site: site number(s) {', '.join(map(str, strangers))} of {dataset.name} have test pictures "
+                "but none to train on; move some to train or take the test pictures out"
+            )
+        return tuple(Share(np.flatnonzero(sites == site), np.flatnonzero(test_sites == site)) for site in found)

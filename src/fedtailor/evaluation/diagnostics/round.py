@@ -1,0 +1,60 @@
+"""What a diagnostic sees: one round as the loop has it, with every client, every truth and all that travelled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...base.rng import generator
+from ...client.data import ClientData
+from ...client.job import ClientState, Job, theta_of
+from ...client.step import StepTrace, labelled_data
+from ...core.types import Batch, Params, Server
+from ...data.dataset import Indices
+from ...data.federation import Federation
+from ..metrics import Score
+from ..testing import EvalSet, on_device
+
+CHUNK = 256  # test pictures taken at once
+
+
+@dataclass(frozen=True)
+class RoundView:
+    job: Job
+    federation: Federation
+    tests: EvalSet
+    data: Mapping[int, ClientData]
+    before: Server  # as the round began
+    after: Server
+    clients_before: Mapping[int, ClientState]
+    clients: Mapping[int, ClientState]  # as they are now
+    trace: Sequence[StepTrace]  # every step of the round
+    cohort: Sequence[int]
+    shared: Score | None = None  # None in a round that is not tested
+    personal: Score | None = None
+
+    def sent(self, k: int) -> Params:
+        """The model a client began the round with: what the server had for it, and what it keeps for itself."""
+        down = self.before.params_for(k, self.job.scopes)
+        return on_device(self.job, theta_of(self.job, down, self.clients_before[k]))
+
+    def batch(self, k: int, size: int, what: str) -> Batch | None:
+        """At most so many of a client's training pictures, under the labels it trains on; None if it has none."""
+        data = labelled_data(self.job, k, self.clients[k], self.data[k])
+        rng = generator(self.job.seed, "diagnostics", what, self.before.round, k)
+        return next(data.batches(size, False, rng), None)
+
+    def test_batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        """Test pictures and their classes, some at a time."""
+        for begin in range(0, len(indices), CHUNK):
+            some = indices[begin : begin + CHUNK]
+            y = torch.from_numpy(self.tests.labels[some])
+            yield self.tests.features.fetch(some), self.job.model.put(y)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,7 @@
+"""Privacy mechanisms by name: the last thing that is done to an update before it leaves a client, for any method."""
+
+from __future__ import annotations
+
+from .base import PrivacyStep
+
+PRIVACY: dict[str, type[PrivacyStep]] = {}

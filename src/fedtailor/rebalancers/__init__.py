@@ -1,0 +1,8 @@
+"""The rebalancers by name: `rebalance=fedgrab` goes with any method."""
+
+from __future__ import annotations
+
+from .base import Rebalancer
+from .fedgrab import FedGraB
+
+REBALANCERS: dict[str, type[Rebalancer]] = {"fedgrab": FedGraB}

@@ -1,0 +1,159 @@
+"""The same as the command line, from Python: `run("promptfl", data="drawn-lt", rounds=10)`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..base.errors import UserError
+from ..base.files import write_atomic
+from ..evaluation.metrics import Score
+from ..evaluation.testing import score_zero_shot
+from ..settings.run import Run, make_run
+from ..simulation.build import Experiment, build
+from ..simulation.engine import MakeEngine, make_engine
+from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
+from .folder import RunFolder
+from .result import Result, summarise
+
+
+class Callback:
+    """Told how a run goes on; this one does nothing with it."""
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        """So much of a piece of work is done."""
+
+    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
+        """All is prepared; this is where CLIP stands before any training."""
+
+    def on_round(self, record: RoundRecord, rounds: int) -> None:
+        """A round is over, of so many."""
+
+
+SILENT = Callback()
+
+
+def run(
+    method: str | Run | None = None,
+    settings: Mapping[str, Any] | None = None,
+    /,
+    *,
+    out: str | PathLike[str] | None = None,
+    callback: Callback = SILENT,
+    **more: Any,
+) -> Result:
+    """Run a method. Settings are the command line's keys: short ones as keywords, dotted ones in a dict before them.
+
+    run("fedprox", {"data.alpha": 0.5, "method.mu": 0.1}, rounds=20, tuner="lora", out="runs/mine")
+    """
+    resolved = method if isinstance(method, Run) else make_run(method, {**(settings or {}), **more})
+    if isinstance(method, Run) and (settings or more):
+        raise UserError("a Run is complete; give further settings to make_run")
+    began = time.perf_counter()
+    if out is not None:
+        RunFolder.check_free(Path(out))  # before the work of preparing, too
+    with threads(resolved.threads):
+        experiment = build(resolved, callback.on_progress)
+        store = None if out is None else RunFolder.create(Path(out), resolved, about(experiment))
+        return execute(experiment, store, False, began, callback)
+
+
+def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Result:
+    """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
+    began = time.perf_counter()
+    store, resolved, noted = RunFolder.reopen(Path(folder))
+    with threads(resolved.threads):
+        try:
+            experiment = build(resolved, callback.on_progress)
+            check_same(folder, experiment, noted)
+        except BaseException:
+            store.close()
+            raise
+        return execute(experiment, store, True, began, callback)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sums in another number of threads are added up in another order, and differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def about(experiment: Experiment) -> dict[str, str]:
+    """What a run depends on besides its settings."""
+    dataset = experiment.federation.dataset
+    return {
+        "backbone": experiment.weights,
+        "train_data": dataset.train.images.fingerprint,
+        "test_data": dataset.test.images.fingerprint,
+    }
+
+
+def check_same(folder: str | PathLike[str], experiment: Experiment, noted: Mapping[str, str]) -> None:
+    for what, now in about(experiment).items():
+        if noted.get(what) != now:
+            raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
+
+
+def train(
+    experiment: Experiment, store: RunFolder | None = None, resuming: bool = False, make: MakeEngine = make_engine
+) -> Iterator[RoundRecord]:
+    """Run the rounds that are left, one record each. With a folder, each is kept before it is given out."""
+    server, clients = experiment.job.first_server(), None
+    if store and resuming and (saved := store.resume()):
+        server, clients = experiment.job.resumed(saved[0]), saved[1]
+    engine = make(experiment, clients, store.folder if store else None)
+    engine.trace = [] if experiment.run.record else None
+    try:
+        engine.open()
+        if store and server.round == 0:
+            store.checkpoint(server, engine.clients, ())
+        for finished in rounds(experiment, engine, server):
+            if store:
+                store.save_round(finished.record.row(), finished.steps)
+                store.checkpoint(finished.server, engine.clients, [step.client for step in finished.steps])
+            engine.committed()
+            yield finished.record
+    finally:
+        engine.close()
+
+
+def execute(
+    experiment: Experiment,
+    store: RunFolder | None,
+    resuming: bool,
+    began: float,
+    callback: Callback,
+    make: MakeEngine = make_engine,
+) -> Result:
+    try:
+        zero_shot = score_zero_shot(experiment.job, experiment.tests)
+        callback.on_start(experiment, zero_shot[0])
+        rows: list[dict[str, Any]] = []
+        for record in train(experiment, store, resuming, make):
+            rows.append(record.row())
+            callback.on_round(record, experiment.rounds)
+        before = 0.0
+        if store:
+            new, rows = len(rows), store.rounds()
+            before = sum(row["seconds"] for row in rows[: len(rows) - new])
+        seconds = before + time.perf_counter() - began
+        folder = store.folder if store else None
+        summary = summarise(experiment.run, zero_shot, rows, folder, seconds, peak_rss_mb())
+        if store:
+            write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
+        return Result(experiment.run, summary, rows, folder)
+    finally:
+        if store:
+            store.close()

@@ -1,0 +1,193 @@
+"""The run folder. Whatever moment a run is killed at, what is in here is whole, and the run goes on from it.
+
+    run.toml         all settings, resolved; runs the run again
+    rounds.jsonl     a line a round: scores, bytes, seconds
+    clients.jsonl    a line a visit
+    checkpoint.json  the one file that says what counts: round, state files with their hashes, lengths of the two logs
+    state/           safetensors: the server's state, and each client's, which stays out of everything else
+    result.json      at the end: what `fedtailor run --json` prints
+
+A checkpoint is new state files, then one atomic replacement of checkpoint.json. Log lines beyond the lengths that it
+names belong to a round that was not finished, and are cut off on resuming. There is no generator state to keep: every
+draw is made from the seed and its path (rng.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..base.errors import UserError
+from ..base.files import file_hash, write_atomic
+from ..base.version import __version__
+from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
+from ..client.job import ClientState
+from ..core.types import Params, Server
+from ..settings.run import Run, read_document, read_toml
+from ..simulation.engine import StepLog
+
+LOGS = ("rounds.jsonl", "clients.jsonl")
+
+
+class RunFolder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = FileLock(folder / ".lock")
+        self.files: dict[int, str] = {}  # client → its current state file
+
+    @classmethod
+    def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> RunFolder:
+        """A new run folder; one that has something in it is left alone."""
+        cls.check_free(folder)
+        try:
+            (folder / "state").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+        store = cls(folder)
+        store.take()
+        head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
+        write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
+        return store
+
+    @staticmethod
+    def check_free(folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file; choose another --out")
+        # What a run leaves that was killed before it could write anything is no reason to refuse.
+        if folder.exists() and {file.name for file in folder.iterdir()} - {".lock", "state", "run.toml.part"}:
+            hint = f"resume the run in it with --resume {folder}, or " if (folder / "run.toml").is_file() else ""
+            raise UserError(f"{folder} is not empty; {hint}choose another --out")
+
+    @classmethod
+    def reopen(cls, folder: Path) -> tuple[RunFolder, Run, dict[str, str]]:
+        """An existing run folder, refused if it is none or of another version."""
+        toml = folder / "run.toml"
+        if not toml.is_file():
+            raise UserError(f"{folder} is not a run folder: it has no run.toml")
+        about = read_document(toml).get("about", {})
+        if about.get("version") != __version__:
+            raise UserError(
+                f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
+                "its numbers would not continue exactly, so run it again from its run.toml in a new folder"
+            )
+        store = cls(folder)
+        store.take()
+        return store, read_toml(toml), about
+
+    def take(self) -> None:
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UserError(f"another process is running in {self.folder}") from error
+
+    def close(self) -> None:
+        self.lock.release()
+
+    def append(self, log: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        with (self.folder / log).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_round(self, row: Mapping[str, Any], visits: Iterable[StepLog]) -> None:
+        self.append("clients.jsonl", [asdict(v) for v in visits])
+        self.append("rounds.jsonl", [row])
+
+    def checkpoint(self, server: Server, clients: Mapping[int, ClientState], changed: Iterable[int]) -> None:
+        """Make this the state to resume from. Only the states of clients that changed are written."""
+        state = self.folder / "state"
+        server_file = f"server-{server.round}.safetensors"
+        write_atomic(state / server_file, server_to_bytes(server))
+        for k in sorted(set(changed)):
+            self.files[k] = f"client-{k}-{server.round}.safetensors"
+            write_atomic(state / self.files[k], client_to_bytes(clients[k]))
+        named = [server_file, *self.files.values()]
+        note = {
+            "version": __version__,
+            "run": file_hash(self.folder / "run.toml"),
+            "round": server.round,
+            "server": server_file,
+            "clients": self.files,
+            "hashes": {name: file_hash(state / name) for name in named},
+            "logs": {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()},
+        }
+        write_atomic(self.folder / "checkpoint.json", json.dumps(note, indent=1).encode())
+        for old in state.iterdir():  # only now is nothing older needed
+            if old.name not in named:
+                old.unlink()
+
+    def resume(self) -> tuple[Server, dict[int, ClientState]] | None:
+        """The last checkpoint, or None if the run was killed before its first. Unfinished log lines are cut off."""
+        path = self.folder / "checkpoint.json"
+        if not path.is_file():
+            for log in LOGS:
+                (self.folder / log).unlink(missing_ok=True)
+            return None
+        note = read_note(path)
+        if note["run"] != file_hash(self.folder / "run.toml"):
+            raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
+        state = {name: self.read_state(name, digest) for name, digest in note["hashes"].items()}
+        for log in LOGS:
+            cut(self.folder / log, note["logs"].get(log, 0))
+        self.files = {int(k): name for k, name in note["clients"].items()}
+        clients = {k: client_from_bytes(state[name]) for k, name in self.files.items()}
+        return server_from_bytes(state[note["server"]]), clients
+
+    def read_state(self, name: str, digest: str) -> bytes:
+        path = self.folder / "state" / name
+        if not path.is_file():
+            raise UserError(f"{path} is missing; this run cannot be resumed")
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise UserError(f"{path} is damaged; this run cannot be resumed")
+        return data
+
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.folder / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text())
+        lacking = {"run", "server", "clients", "hashes", "logs"} - set(note)
+        if lacking or not isinstance(note, dict):
+            raise ValueError("it is not a checkpoint")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
+    return note
+
+
+def server_to_bytes(server: Server) -> bytes:
+    groups: dict[str, Params] = {"params": server.params, "state": server.state}
+    for name, copies in server.clusters.items():
+        groups |= {f"cluster:{name}:{c}": dict(params) for c, params in copies.items()}
+    return to_bytes(groups, {"round": server.round, "cluster_of": {n: dict(m) for n, m in server.cluster_of.items()}})
+
+
+def server_from_bytes(data: bytes) -> Server:
+    groups, note = from_bytes(data, ("params", "state"), ("round", "cluster_of"))
+    clusters: dict[str, dict[int, Params]] = {}
+    for group, params in groups.items():
+        if group.startswith("cluster:"):
+            _, name, c = group.split(":")
+            clusters.setdefault(name, {})[int(c)] = params
+    cluster_of = {name: {int(k): c for k, c in members.items()} for name, members in note["cluster_of"].items()}
+    return Server(note["round"], groups["params"], clusters, cluster_of, groups["state"])
+
+
+def cut(log: Path, length: int) -> None:
+    size = log.stat().st_size if log.exists() else 0
+    if size < length:
+        raise UserError(f"{log} is shorter than its checkpoint says; this run cannot be resumed")
+    if size > length:
+        with log.open("r+b") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())

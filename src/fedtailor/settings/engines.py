@@ -1,0 +1,26 @@
+"""The engines by name: how a pass reaches the clients of a cohort. A method never knows which.
+
+An engine's module has `make_engine(experiment, clients, folder)`. It is imported when it is asked for, since it may
+need packages that the rest does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    module: str
+    idea: str
+    remote: bool = False  # whether clients are in other processes, and keep what is theirs to themselves
+
+
+ENGINES = {
+    "local": EngineEntry(
+        "fedtailor.simulation.local", "The meaning of an engine: a loop over the cohort, in this process."
+    ),
+    "flower": EngineEntry(
+        "fedtailor.flower.simulation", "Flower's simulation: clients in other processes, by Ray.", True
+    ),
+}

@@ -1,0 +1,194 @@
+"""From settings to everything a run needs: data dealt out, CLIP loaded, images encoded."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..base.errors import UserError
+from ..client.data import ClientData
+from ..client.features import CachedFeatures, FeatureStore, LiveFeatures, make_features
+from ..client.job import Job
+from ..clip.feature_cache import ProgressFn
+from ..clip.load import Checkpoint, load
+from ..core.model import PRECISIONS, Model
+from ..core.types import OWN
+from ..data import open_dataset
+from ..data.dataset import Images, Indices, histogram
+from ..data.federation import Federation, federate
+from ..data.groups import GROUPS, Groups
+from ..data.preprocess import preprocess
+from ..evaluation.testing import EvalSet
+from ..labelers import LABELERS
+from ..server_optimizers.base import ServerOptimizer
+from ..settings.run import Run
+
+NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    run: Run
+    federation: Federation
+    groups: Groups
+    job: Job
+    tests: EvalSet
+    train_features: FeatureStore | None  # None where nothing is trained
+    weights: str  # hash of the backbone
+    plain_features: FeatureStore | None = (
+        None  # CLIP's own features of the training pictures, where something asks for them
+    )
+    server_data: ClientData | None = None  # what the server validates on
+    server_optimizer: ServerOptimizer | None = None  # None: a round's own result
+
+    @property
+    def rounds(self) -> int:
+        """All of them, closing rounds too."""
+        return self.run.rounds + (self.job.method.closing if self.run.rounds else 0)
+
+    @cached_property
+    def client_data(self) -> dict[int, ClientData]:
+        """Each client's training samples; true labels only where labels are given."""
+        if self.train_features is None:
+            return {}
+        labels = self.federation.dataset.train.labels if self.job.labeler is None else None
+        C, device = self.job.model.classes, self.job.model.device
+        client_data = {
+            k: ClientData(self.train_features, share.train, labels, C, device, self.plain_features)
+            for k, share in enumerate(self.federation.shares)
+        }
+        if self.job.method.pooled:
+            return {
+                OWN: ClientData(
+                    self.train_features, everything(self.federation), labels, C, device, self.plain_features
+                )
+            }
+        return client_data if self.server_data is None else {**client_data, OWN: self.server_data}
+
+
+def everything(federation: Federation) -> Indices:
+    """All clients' training pictures, one client's behind the other's."""
+    return np.concatenate([share.train for share in federation.shares])
+
+
+def deal(run: Run) -> tuple[Federation, Groups]:
+    """Open the dataset and deal it out."""
+    root = Path(run.data.root).expanduser() if run.data.root else None
+    dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
+    held = 0.0 if run.data.server == "test" else run.data.server
+    federation = federate(dataset, run.make_partition(), run.clients, run.seed, held)
+    C = len(dataset.classes)
+    labels = federation.dataset.train.labels
+    return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
+
+
+def build(run: Run, progress: ProgressFn | None = None) -> Experiment:
+    """Everything a run needs, from its settings alone."""
+    if progress:
+        progress("opening the data", 0, 1)
+    federation, groups = deal(run)
+    if progress:
+        progress("opening the data", 1, 1)
+    return assemble(run, federation, groups, load(run.backbone.name), progress)
+
+
+def assemble(
+    run: Run,
+    federation: Federation,
+    groups: Groups,
+    checkpoint: Checkpoint,
+    progress: ProgressFn | None = None,
+    cache: Path | None = None,
+    alone: bool = True,  # False: others have pictures too, and this place may lack those to train or to test on
+) -> Experiment:
+    """The same from a federation and a CLIP that are there already."""
+    dataset, method = federation.dataset, run.make_method()
+    if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
+        raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
+    labeler = run.make_labeler()
+    if method.trains and labeler is None and dataset.train.labels is None and len(dataset.train):
+        known = ", ".join(f"labels={name}" for name in LABELERS)
+        raise UserError(
+            f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
+        )
+    template = run.data.template or dataset.template
+    device = find_device(run.backbone.device)
+    check_precision(device, run.backbone.precision)
+    model = Model.of(
+        checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision, method.reads
+    )
+    own = dataset.test if run.data.server == "test" else federation.server
+    job = Job(
+        method,
+        model,
+        run.seed,
+        labeler,
+        run.make_rebalancer(),
+        run.rounds,
+        run.clients,
+        validates=own is not None,
+        updates=run.plan.updates,
+    )
+    job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
+    size = checkpoint.clip.shape.image_size
+    transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
+
+    def pool(images: Images, training: bool, stage: str = "") -> FeatureStore:
+        return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
+
+    tests = EvalSet(
+        pool(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
+        np.empty(0, np.int64) if dataset.test.labels is None else dataset.test.labels,
+        tuple(share.test for share in federation.shares),
+        groups,
+    )
+    if not method.trains or not len(dataset.train):
+        return Experiment(
+            run, federation, groups, job, tests, None, checkpoint.digest, server_optimizer=run.make_server_optimizer()
+        )
+    train = pool(dataset.train.images, training=True)
+    # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
+    asks = (method.teacher or labeler is not None) and model.stage != "features" and train.fixed
+    plain = pool(dataset.train.images, training=True, stage="features") if asks else None
+    if isinstance(plain, LiveFeatures):
+        plain = None  # CLIP goes on from the tuner's stage: to encode every picture twice saves nothing
+    shelf = None
+    if own is not None:
+        shelf = ClientData(
+            pool(own.images, training=False), np.arange(len(own)), own.labels, model.classes, model.device
+        )
+    step = run.make_server_optimizer()
+    return Experiment(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf, step)
+
+
+def find_device(name: str) -> str:
+    if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"backbone.device={name}: {str(error).splitlines()[0]}") from error
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def check_precision(device: str, precision: str) -> None:
+    """torch only warns, and goes on in fp32, where a device lacks a precision; here that ends the run."""
+    dtype, kind = PRECISIONS[precision], torch.device(device).type
+    if dtype is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.autocast(kind, dtype):
+                got = (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).dtype
+    except (RuntimeError, UserWarning) as error:
+        raise UserError(f"backbone.precision={precision}: {error}; fp32 always works") from error
+    if got != dtype:
+        raise UserError(f"backbone.precision={precision} is not available on {device}; fp32 always works")

@@ -1,0 +1,145 @@
+"""The round loop: cohort, the method's round, tests, one record. It knows no method, no engine and no file."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..base.errors import UserError
+from ..base.rng import generator
+from ..core.types import Server
+from ..evaluation.diagnostics import measure
+from ..evaluation.diagnostics.round import RoundView
+from ..evaluation.metrics import Score, mean_score
+from .build import Experiment
+from .engine import Engine, Evaluation, StepLog, TooFewReplies
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round. Scores are None in rounds that are not tested."""
+
+    round: int  # counted from 1: after so many rounds
+    cohort: list[int]
+    shared: Score | None
+    personal: Score | None
+    clients: tuple[float | None, ...]  # each client's overall
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    peak_rss_mb: float
+    pseudo: dict[str, Any] | None  # how good pseudo-labels are; None where labels are given, or truths unknown
+    diagnostics: dict[str, Any]  # by name, what the run is to record
+    untuned: Score | None  # CLIP as it is on clients' own test pictures, where only they can tell
+    dropped: dict[str, str]  # client: why it is out of this round
+
+    def row(self) -> dict[str, Any]:
+        scores = {
+            name: None if score is None else {**score.summary(), "per_class": list(score.per_class)}
+            for name, score in (("global", self.shared), ("personal", self.personal), ("untuned", self.untuned))
+        }
+        rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal", "untuned"}}
+        return {**rest, "clients": list(self.clients), **scores}  # lists, as they come back from a file
+
+
+@dataclass(frozen=True)
+class FinishedRound:
+    record: RoundRecord
+    server: Server
+    steps: list[StepLog]  # of every client, those that do not count too
+
+
+def peak_rss_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)  # bytes there, kilobytes elsewhere
+
+
+def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[FinishedRound]:
+    """The rounds that are left, from a server's state on."""
+    while server.round < experiment.rounds:
+        began = time.perf_counter()
+        before, clients = server, dict(engine.clients)
+        server, cohort, steps = run_round_with_retries(experiment, server, engine)
+        tested = None
+        if server.round % experiment.run.every == 0 or server.round == experiment.rounds:
+            tested = engine.evaluate(experiment, server)
+            steps += engine.drain_log()
+        shared, personal = (tested.shared, mean_score(tested.clients)) if tested else (None, None)
+        seen = RoundView(
+            experiment.job, experiment.federation, experiment.tests, experiment.client_data, before, server, clients,
+            engine.clients, engine.trace or (), cohort, shared, personal,
+        )  # fmt: skip
+        found = measure(experiment.run.record, seen)
+        yield FinishedRound(
+            record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began), server, steps
+        )
+
+
+def run_round_with_retries(
+    experiment: Experiment, server: Server, engine: Engine
+) -> tuple[Server, list[int], list[StepLog]]:
+    """A round, made again from where it began if too few clients answer. Also: who was asked, and every step."""
+    clients, steps = dict(engine.clients), list[StepLog]()
+    tries = experiment.run.plan.tries
+    for _ in range(tries):
+        if engine.trace:
+            engine.trace.clear()
+        try:
+            after, cohort = run_round(experiment, server, engine)
+            return after, cohort, steps + engine.drain_log()
+        except TooFewReplies as short:
+            engine.clients = dict(clients)
+            steps += (these := engine.drain_log())
+            reasons = "; ".join(f"client {step.client}: {step.dropped}" for step in these if step.dropped)
+            last = f"round {server.round + 1}: {short}; {reasons}"
+    raise UserError(f"{last}; tried {tries} times (plan.tries). Resume the run when more clients are there")
+
+
+def run_round(experiment: Experiment, server: Server, engine: Engine) -> tuple[Server, list[int]]:
+    """One round: labels where they are due, then the method's round, or its closing one. Also: who was asked."""
+    run, method, labeler, t = experiment.run, experiment.job.method, experiment.job.labeler, server.round
+    everyone = method.everyone(run.clients)
+    if t >= run.rounds:
+        engine.begin_round(everyone, len(everyone))
+        return replace(method.close(server, everyone, engine), round=t + 1), everyone
+
+    def draw(fraction: float) -> list[int]:
+        return method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
+
+    cohort = draw(min(1.0, run.fraction * (1 + engine.oversample)))
+    engine.begin_round(cohort, len(draw(run.fraction)))
+    if labeler is not None and labeler.due(t):
+        server = replace(labeler.label(server, everyone, engine), new_labels=True)
+    after = method.round(server, cohort, engine)
+    if experiment.server_optimizer is not None:
+        after = experiment.server_optimizer(server, after, method.made)
+    return replace(after, round=t + 1, new_labels=False), cohort
+
+
+def record_of(
+    seen: RoundView,
+    tested: Evaluation | None,
+    steps: list[StepLog],
+    diagnostics: dict[str, Any],
+    pseudo: dict[str, Any] | None,
+    began: float,
+) -> RoundRecord:
+    return RoundRecord(
+        round=seen.after.round,
+        cohort=list(seen.cohort),
+        shared=seen.shared,
+        personal=seen.personal,
+        clients=tuple(score.overall for score in tested.clients) if tested else (),
+        bytes_up=sum(step.bytes_up for step in steps),
+        bytes_down=sum(step.bytes_down for step in steps),
+        seconds=round(time.perf_counter() - began, 4),
+        peak_rss_mb=round(peak_rss_mb(), 1),
+        pseudo=pseudo,
+        diagnostics=diagnostics,
+        untuned=tested.untuned if tested else None,
+        dropped={str(step.client): step.dropped for step in steps if step.dropped},
+    )
