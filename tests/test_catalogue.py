@@ -11,7 +11,8 @@ from rich.console import Console
 from fedtailor.base.errors import UserError
 from fedtailor.cli import catalogue
 from fedtailor.methods import METHODS, Entry
-from fedtailor.settings.run import make_run, parse
+from fedtailor.settings.keys import parse
+from fedtailor.settings.run import make_run
 from fedtailor.tuners import TUNERS
 
 

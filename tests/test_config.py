@@ -11,7 +11,9 @@ import pytest
 import fedtailor
 from fedtailor.base.errors import UserError
 from fedtailor.methods import METHODS
-from fedtailor.settings.run import Run, flat, make_run, parse, parse_value, read_toml
+from fedtailor.methods.recipe import flat
+from fedtailor.settings.keys import parse, parse_value
+from fedtailor.settings.run import Run, make_run, read_toml
 from fedtailor.tuners.join import Join
 from fedtailor.tuners.text_prompt import TextPrompt
 
@@ -52,7 +54,7 @@ def test_joined_tuners() -> None:
     run = made("tuner=text_prompt+visual_prompt", "tuner.text_prompt.length=16", method="fedavg")
     assert run.tuner.options["text_prompt"] == {"length": 16, "words": "", "position": "end"}
     assert run.tuner.options["visual_prompt"]["length"] == 4
-    tuner = run.make_tuner()
+    tuner = run.tuner.value
     assert isinstance(tuner, Join)
     assert tuner.parts[0] == TextPrompt(length=16)
     with pytest.raises(UserError, match=r"unknown key 'tuner\.length'; did you mean 'tuner\.\w+\.length'\?"):
@@ -73,10 +75,10 @@ def test_every_method_and_preset_makes_a_run(name: str) -> None:
     """What the catalogue offers is what the settings take, and builds its method and tuner."""
     for preset in (None, *METHODS[name].presets):
         run = make_run(name, preset=preset)
-        assert type(run.make_method()) is METHODS[name].method
-        assert run.tuner.name == METHODS[name].tuner
-        run.make_tuner()
-        run.make_partition()
+        named = METHODS[run.method.name]  # a preset may stand for another method
+        assert type(run.method.value) is named.method
+        assert run.tuner.name == named.tuner
+        assert run.data.partition.value.model_fields_set is not None
 
 
 def test_another_tuner_sheds_the_methods_tuner_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def test_the_defaults_make_a_run() -> None:
         (["local.betas=[2,3]"], "local.betas.0: input should be less than 1, got 2"),
         (["data.server=1.5"], "data.server: input should be less than 1, got 1.5"),
         (["local.nesterov=true", "local.momentum=0"], "local: nesterov needs a momentum above 0"),
-        (["local=3"], "local: input should be a valid dictionary or instance of Local, got 3"),
+        (["local=3"], "local: input should be a valid dictionary or instance of LocalTraining, got 3"),
         (["local.lr.x=3", "lr=1"], "local.lr is given as a value and as a group of keys"),
         (["tuner.length=0"], "tuner.length: input should be greater than or equal to 1, got 0"),
         (["tuner=lora"], "promptfl is a fixed combination with tuner text_prompt, got 'lora'; for another tuner take"),
@@ -211,7 +213,7 @@ def test_toml_round_trip_of_a_join(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(run.to_toml())
     again = read_toml(tmp_path / "run.toml")
     assert again == run
-    assert again.make_tuner() == run.make_tuner()
+    assert again.tuner.value == run.tuner.value
 
 
 def test_settings_over_a_toml(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_a_run_toml_runs_the_run_again(small: dict[str, Any], tmp_path: Path) ->
 
 def test_everything_is_written_out() -> None:
     """A resolved run names every option of its parts, so that a change of defaults changes no old run."""
-    written = flat(make_run("fedprox").model_dump(exclude_none=True))
+    written = flat(make_run("fedprox").document())
     assert {"method.mu", "local.momentum", "tuner.length", "data.partition.alpha", "data.imbalance"} <= set(written)
     assert not any(isinstance(v, float) and math.isnan(v) for v in written.values())
 

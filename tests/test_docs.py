@@ -189,7 +189,7 @@ def test_tuners_names_every_tuner() -> None:
 def vit_b_16(name: str, **settings: Any) -> Params:
     """What a method begins with on ViT-B/16 and 100 classes; of CLIP only its widths are needed."""
     run = make_run(name, settings)
-    tuner = run.make_tuner()
+    tuner = run.tuner.value
     clip = SimpleNamespace(
         text=SimpleNamespace(width=512, transformer=range(12), token_embedding=torch.nn.Embedding(1, 512)),
         vision=SimpleNamespace(width=768, prompt_width=768, layers=12),
@@ -197,7 +197,7 @@ def vit_b_16(name: str, **settings: Any) -> Params:
     )
     model: Any = SimpleNamespace(clip=clip, classes=100, tokenizer=lambda words: [0 for _ in words.split()])
     model.init = lambda rng: tuner.init(model, rng)
-    return run.make_method().init(model, torch.Generator())
+    return run.method.value.init(model, torch.Generator())
 
 
 @by_name

@@ -20,9 +20,9 @@ from fedtailor.core.method import Method
 from fedtailor.core.optim import optimise
 from fedtailor.core.types import LOCAL, Params, Reply, Server
 from fedtailor.methods import METHODS
+from fedtailor.methods.recipe import flat
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
-from fedtailor.settings.run import flat
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

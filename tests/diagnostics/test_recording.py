@@ -20,7 +20,8 @@ from fedtailor.evaluation.diagnostics.scores import evenness
 from fedtailor.evaluation.metrics import Score
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
-from fedtailor.settings.run import make_run, parse, read_toml
+from fedtailor.settings.keys import parse
+from fedtailor.settings.run import make_run, read_toml
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.local import LocalEngine
 from world import world

@@ -23,7 +23,8 @@ from ..data.partitions import PARTITIONS
 from ..evaluation.diagnostics import DIAGNOSTICS, NEEDS
 from ..methods import METHODS
 from ..settings.engines import ENGINES
-from ..settings.run import GROUPED, PARTS, SHORTER, Backbone, Data, Run, dataset_names, make_run
+from ..settings.keys import SHORTER
+from ..settings.run import GROUPS_OF_KEYS, PARTS, Backbone, Data, Run, dataset_names, make_run
 from ..tuners import TUNERS, tuner_names
 
 Facts = dict[str, Any]
@@ -202,8 +203,8 @@ def method(name: str) -> Facts:
         "tuner": [row for part in tuner_names(run.tuner.name) for row in tuner_settings(part, run)],
         "local": settings(LocalTraining, "local.", run.local.model_dump()),
         **{part: part_settings(part, run) for part in PARTS},
-        "run": settings(Run, "", run.model_dump(), without=GROUPED),
-        "data": settings(Data, "data.", run.data.model_dump(), without={"partition"})
+        "run": settings(Run, "", run.document(), without=GROUPS_OF_KEYS),
+        "data": settings(Data, "data.", run.document()["data"], without={"partition"})
         + settings(PARTITIONS[run.data.partition.name], "data.", run.data.partition.options),
         "backbone": settings(Backbone, "backbone.", run.backbone.model_dump()),
     }

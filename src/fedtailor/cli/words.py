@@ -32,7 +32,8 @@ def emit(value: Any) -> None:
 
 def run_of(words: list[str], seed: int | None = None) -> Any:
     """The run that a command line's words describe."""
-    from ..settings.run import make_run, parse, read_toml
+    from ..settings.keys import parse
+    from ..settings.run import make_run, read_toml
 
     method = words[0] if words and "=" not in words[0] else None
     settings = parse(words[1:] if method else words)

@@ -37,6 +37,7 @@ class Method(BaseModel):
     pooled: ClassVar[bool] = False  # True: not federated; the server trains on everyone's data
     made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server makes, not averages
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
+    short: ClassVar[Mapping[str, str]] = {}  # nested settings that may be given by one name: name → path
 
     local: LocalTraining = LocalTraining()  # how a client descends: epochs, batch, lr …
 

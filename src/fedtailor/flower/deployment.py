@@ -20,7 +20,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..settings.run import Run, flat, make_run
+from ..methods.recipe import flat
+from ..settings.run import Run, make_run
 from . import init
 
 FAILURE = "failure.txt"
@@ -89,7 +90,7 @@ class Deployment:
 
     def ask(self, name: str, run: Run) -> None:
         """For a run, by the sites that there are now."""
-        document = {"members": list(self.sites()), "run": run.model_dump(exclude_none=True)}
+        document = {"members": list(self.sites()), "run": run.document()}
         (self.runs / name / FAILURE).unlink(missing_ok=True)
         write_atomic(self.queue / f"{name}.toml", tomli_w.dumps(document).encode())
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 
 from ..base.errors import UserError
-from ..settings.run import Run, parse, read_toml
+from ..settings.keys import parse
+from ..settings.run import Run, read_toml
 from .deployment import Deployment
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes a folder's name
@@ -20,7 +21,7 @@ def order(house: Deployment, words: list[str], name: str | None, run_of: Callabl
     sites = len(house.sites())
     defaults = [] if "fraction" in given else ["fraction=1.0"]
     run = run_of([*words, f"clients={sites}", "engine=flower", *defaults])
-    if not run.make_method().trains:
+    if not run.method.value.trains:
         raise UserError(f"{run.method.name} trains nothing; there is nothing for sites to do")
     if name is not None and not PLAIN.fullmatch(name):
         raise UserError(f"a run's name has letters, digits, dots, dashes and underscores, got {name!r}")

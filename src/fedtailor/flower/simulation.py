@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import tempfile
@@ -17,10 +18,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..base.errors import UserError
 from ..client.job import ClientState
+from ..methods.recipe import flat
 from ..remote.client import RemoteClient
 from ..remote.engine import Received, RemoteEngine
 from ..remote.run import remote_engine, run_id, simulated_session
-from ..settings.run import Run
+from ..settings.run import Run, make_run
 from ..simulation.build import Experiment, build
 from . import need
 from .messages import GridTransport, client_app
@@ -36,7 +38,7 @@ def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | Non
 
 @cache
 def prepared(document: str) -> Experiment:
-    return build(Run.model_validate_json(document))
+    return build(make_run(settings=flat(json.loads(document))))
 
 
 class Answering:
@@ -65,7 +67,7 @@ class Simulated:
         home = (folder or Path(self.away.name if self.away else "")) / "clients"
         self.over, self.lent = threading.Event(), queue.Queue[Grid | BaseException]()
         logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is not the user's
-        answering = Answering(run.model_dump_json(), home.absolute())
+        answering = Answering(json.dumps(run.document()), home.absolute())
         self.thread = threading.Thread(target=self.simulate, args=(run, answering), daemon=True)
         self.thread.start()
         try:

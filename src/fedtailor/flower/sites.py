@@ -15,9 +15,10 @@ from ..data.deployed import for_server, for_site
 from ..data.federation import Federation
 from ..data.groups import Groups
 from ..data.partitions.base import Share
+from ..methods.recipe import flat
 from ..remote.client import Session
 from ..remote.messages import Invitation
-from ..settings.run import Run, flat, make_run
+from ..settings.run import Run, make_run
 from ..simulation.build import Experiment, assemble
 
 
@@ -37,7 +38,7 @@ def site_session(charter: Invitation, data: str, backbone: str = "", device: str
     run = site_run(charter, data, backbone, device)
     dataset = for_site(data, None, charter.classes)
     dataset = replace(dataset, template=charter.template, normal=charter.normal)
-    if run.make_method().trains and not len(dataset.train):
+    if run.method.value.trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")
     checkpoint = load(run.backbone.name)
     if checkpoint.digest != charter.weights:

@@ -13,7 +13,9 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.version import __version__
 from ..methods import METHODS
-from ..settings.run import SHORT, SHORTER, Run, flat, make_run, parse, parse_value
+from ..methods.recipe import flat
+from ..settings.keys import SHORT, SHORTER, parse, parse_value
+from ..settings.run import Run, make_run
 
 REFERENCE = "zeroshot"  # always the first row: what CLIP knows before anyone trains
 HELD = {"clients", "fraction", "threads", "data", "backbone"}  # what all rows must agree in
@@ -37,13 +39,13 @@ class ComparedRow:
     @property
     def resolved(self) -> dict[str, Any]:
         """All its settings but the seed."""
-        return self.run.model_dump(exclude_none=True, exclude={"seed"})
+        return {key: value for key, value in self.run.document().items() if key != "seed"}
 
     @property
     def held(self) -> dict[str, Any]:
         """What the other rows must have too."""
         include = HELD | HELD_TRAINING if trains(self.method) else HELD
-        return flat(self.run.model_dump(include=include, exclude_none=True))
+        return flat({key: value for key, value in self.run.document().items() if key in include})
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
 from ..client.job import ClientState
 from ..core.types import Params, Server
-from ..settings.run import Run, read_document, read_toml
+from ..settings.keys import read_document
+from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
 
 LOGS = ("rounds.jsonl", "clients.jsonl")

@@ -1,26 +1,24 @@
-"""A run by its settings: dotted keys in, one fully resolved document out, which run.toml holds and which runs it again.
+"""A run by its settings: dotted keys in, validated objects out, and one document that run.toml holds.
 
-Later sources win: the defaults here, the method's own settings, its preset, what the user says. Every key is known and
-every value checked before any work begins.
+Later sources win: the defaults here, the method's recipe, its preset, what the user says. Every key is known and every
+value checked before any work begins.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 
 from ..base.errors import UserError, unknown
 from ..clip.load import BUNDLED
-from ..core.method import Method
-from ..core.model import Tuner
-from ..core.optim import LocalTraining
+from ..core import LocalTraining, Method, Tuner
 from ..data import DATASETS, FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -28,68 +26,55 @@ from ..data.partitions.base import Partition
 from ..evaluation.diagnostics import DIAGNOSTICS, choose
 from ..labelers import LABELERS
 from ..labelers.base import Labeler
-from ..methods import METHODS, Entry
+from ..methods import METHODS
+from ..methods.recipe import Entry, flat
+from ..privacy import PRIVACY
+from ..privacy.base import PrivacyStep
 from ..rebalancers import REBALANCERS
 from ..rebalancers.base import Rebalancer
 from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
-from ..tuners import TUNERS, make_tuner, tuner_names
+from ..tuners import TUNERS, tuner_names
+from ..tuners.join import Join
+from .checks import checked
 from .engines import ENGINES
+from .keys import SHORT, full_keys, put, read_document, with_changes
 from .round_policy import RoundPolicy
 
-M = TypeVar("M", bound=BaseModel)
-
 GIVEN = "given"  # labels as the data has them
-NONE = "none"  # no rebalancing
-
-# What any method may be run with: the name that stands for nothing of the kind, and all others.
+NONE = "none"
+# What any method may be combined with: the name that stands for nothing of the kind, and all others.
 PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "labels": (GIVEN, LABELERS),
     "rebalance": (NONE, REBALANCERS),
     "server": (AVERAGE, SERVER_OPTIMIZERS),
+    "privacy": (NONE, PRIVACY),
 }
 DEFAULT_METHOD = "capt"
+DEFAULT_PARTITION = "dirichlet"
 
-# Short spellings, on the command line and in Python.
-SHORT = {
-    "epochs": "local.epochs",
-    "batch": "local.batch",
-    "lr": "local.lr",
-    "data": "data.name",
-    "data.partition": "data.partition.name",
-    "tuner": "tuner.name",
-    "backbone": "backbone.name",
-    "method": "method.name",
-    **{part: f"{part}.name" for part in PARTS},
-}
+T = TypeVar("T")
 
 
-SHORTER = {full: key for key, full in SHORT.items()}
+@dataclass(frozen=True)
+class Chosen(Generic[T]):
+    """Something by name, as the object that it stands for."""
 
-
-# What a name brings along: it goes when a run.toml is run under another name.
-OPTIONS = {
-    "method.name": "method.",
-    "tuner.name": "tuner.",
-    "data.partition.name": "data.partition.",
-    "data.name": "data.imbalance",
-    **{f"{part}.name": f"{part}." for part in PARTS},
-}
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Choice(BaseModel):
-    """Something by name, with options that its own class checks."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
     name: str
+    value: T
 
     @property
     def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+        """Its settings; of joined tuners, a group of them for each."""
+        if isinstance(self.value, Join):
+            return {name: part.model_dump() for name, part in zip(self.name.split("+"), self.value.parts, strict=True)}
+        if not isinstance(self.value, BaseModel):
+            return {}
+        return self.value.model_dump(exclude={"local"} if isinstance(self.value, Method) else None, exclude_none=True)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Data(Strict):
@@ -105,7 +90,7 @@ class Data(Strict):
         "parity with released codes only)",
     )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
-    partition: Choice = Choice(name="dirichlet")
+    partition: InstanceOf[Chosen[Partition]]
 
 
 class Backbone(Strict):
@@ -125,15 +110,16 @@ class Run(Strict):
     threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
     every: int = Field(5, ge=1, description="test after every so many rounds, and after the last")
     record: tuple[str, ...] = Field((), description=f"each round: some of {', '.join(DIAGNOSTICS)}; or all")
-    method: Choice
-    local: LocalTraining = LocalTraining()
-    tuner: Choice
-    labels: Choice = Choice(name=GIVEN)
-    rebalance: Choice = Choice(name=NONE)
-    server: Choice = Choice(name=AVERAGE)
-    data: Data = Data()
-    backbone: Backbone = Backbone()
-    plan: RoundPolicy = RoundPolicy()
+    method: InstanceOf[Chosen[Method]]
+    local: LocalTraining
+    tuner: InstanceOf[Chosen[Tuner]]
+    labels: InstanceOf[Chosen[Labeler | None]]
+    rebalance: InstanceOf[Chosen[Rebalancer | None]]
+    server: InstanceOf[Chosen[ServerOptimizer | None]]
+    privacy: InstanceOf[Chosen[PrivacyStep | None]]
+    data: Data
+    backbone: Backbone
+    plan: RoundPolicy
 
     @field_validator("record", mode="before")
     @classmethod
@@ -143,62 +129,58 @@ class Run(Strict):
             raise ValueError("names with commas between them, as in record=angle,drift")
         return re.findall(r"[^\s,\[\]\"']+", given) if isinstance(given, str) else given
 
-    def make_method(self) -> Method:
-        return METHODS[self.method.name].method(local=self.local, **self.method.options)
-
-    def make_labeler(self) -> Labeler | None:
-        return None if self.labels.name == GIVEN else LABELERS[self.labels.name](**self.labels.options)
-
-    def make_rebalancer(self) -> Rebalancer | None:
-        return None if self.rebalance.name == NONE else REBALANCERS[self.rebalance.name](**self.rebalance.options)
-
-    def make_server_optimizer(self) -> ServerOptimizer | None:
-        return None if self.server.name == AVERAGE else SERVER_OPTIMIZERS[self.server.name](**self.server.options)
-
-    def make_tuner(self) -> Tuner:
-        return make_tuner(self.tuner.name, self.tuner.options)
-
-    def make_partition(self) -> Partition:
-        return PARTITIONS[self.data.partition.name](**self.data.partition.options)
+    def document(self) -> dict[str, Any]:
+        """All settings as nested groups of plain values; `make_run(settings=flat(document))` gives the run again."""
+        return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     def to_toml(self) -> str:
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        return tomli_w.dumps(self.document())
 
 
-GROUPED = {"method", "local", "tuner", "data", "backbone", "plan", *PARTS}  # keys that stand before a dot
+GROUPS_OF_KEYS = {"method", "local", "tuner", "data", "backbone", "plan", *PARTS}  # keys that stand before a dot
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Chosen):
+        return {"name": value.name, **value.options}
+    if isinstance(value, BaseModel):
+        return {name: plain(v) for name in type(value).model_fields if (v := getattr(value, name)) is not None}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
-    """A resolved run. `settings` are dotted keys, long or short, as the command line takes them."""
-    given = {SHORT.get(key, key): value for key, value in (settings or {}).items()}
+    """A run. `settings` are dotted keys, long or short, as the command line takes them."""
+    given = full_keys(settings or {})
     preset = given.pop("preset", preset)
     if method and given.get("method.name", method) != method:
         raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
-    name = str(given.pop("method.name", method or DEFAULT_METHOD))
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, "fedtailor list methods")
-    entry = METHODS[name]
-    partition = str(given.pop("data.partition.name", Data().partition.name))
-    layers: list[Mapping[str, Any]] = [
-        {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition},
-        entry.settings,
-    ]
+    name, entry = find_method(given.pop("method.name", method or DEFAULT_METHOD))
     if preset is not None:
         if str(preset) not in entry.presets:
             raise unknown(f"preset of {name}", str(preset), entry.presets, f"fedtailor show {name}")
-        layers.append(entry.presets[str(preset)])
+        if other := entry.presets[str(preset)].get("method.name"):
+            name, entry = find_method(other)
+            preset = None
+    partition = str(given.pop("data.partition.name", DEFAULT_PARTITION))
     chosen = given.get("tuner.name", entry.tuner)
-    if chosen != entry.tuner:  # another tuner: what is set for the method's own does not fit it
-        own = [key for layer in layers for key in layer if key.startswith("tuner.") and key != "tuner.name"]
-        layers = [{key: value for key, value in layer.items() if key not in own} for layer in layers]
-    for when in ("", preset):  # what holds for this tuner with any preset, then with this one
-        layers += [values for (of, tuner), values in entry.when.items() if (of, tuner) == (when, chosen)]
-    layers.append({partition_key(key, partition): value for key, value in given.items()})
+    layers = [entry.settings, entry.presets.get(str(preset), {})]
+    if chosen != entry.tuner:  # what a recipe sets for the method's own tuner does not fit another
+        layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.")} for layer in layers]
+    layers += [entry.when.get((of, chosen), {}) for of in ("", str(preset or "default"))]
+    first = {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition}
+    own = {f"method.{short}": f"method.{full}" for short, full in entry.method.short.items()}
+    last = {own.get(key, partition_key(key, partition)): value for key, value in given.items()}
     document: dict[str, Any] = {}
-    for layer in layers:
+    for layer in (first, *layers, last):
         for key, value in layer.items():
             put(document, key, value)
-    return resolved(document, entry)
+    return resolve(document, name, entry)
+
+
+def find_method(name: Any) -> tuple[str, Entry]:
+    if str(name) not in METHODS:
+        raise unknown("method", str(name), METHODS, "fedtailor list methods")
+    return str(name), METHODS[str(name)]
 
 
 def partition_key(key: str, partition: str) -> str:
@@ -208,31 +190,60 @@ def partition_key(key: str, partition: str) -> str:
     return f"data.partition.{rest}" if ours and rest in PARTITIONS[partition].model_fields else key
 
 
-def put(document: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        document = document.setdefault(part, {})
-        if not isinstance(document, dict):
-            raise UserError(f"{key}: {part} is a value, not a group of keys")
-    if isinstance(document.get(last), dict):
-        raise UserError(f"{key} is given as a value and as a group of keys")
-    document[last] = value
+def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
+    """Check every name and value, and make the objects that they stand for."""
+    check_keys(document, name, entry)
+
+    def group(key: str) -> Any:
+        """A group of keys, without the name in it."""
+        found = document.get(key, {})
+        return {k: v for k, v in found.items() if k != "name"} if isinstance(found, dict) else found
+
+    tuner_name, local = str(document["tuner"]["name"]), checked(LocalTraining, document.get("local", {}), "local.")
+    method = checked(entry.method, {**group("method"), "local": local}, "method.")
+    data = document.get("data", {})
+    partition, source = data["partition"]["name"], find_source(checked(str, data.get("name", "drawn-lt"), "data.name"))
+    options = {k: v for k, v in data["partition"].items() if k != "name"}
+    made = checked(PARTITIONS[partition], options, "data.partition.")
+    given = {"imbalance": source.imbalance, **data, "partition": Chosen(partition, made)}
+    scalars = {key: value for key, value in document.items() if key not in GROUPS_OF_KEYS}
+    run = checked(
+        Run,
+        {
+            **scalars,
+            "method": Chosen(name, method),
+            "local": local,
+            "tuner": Chosen(tuner_name, make_tuner(tuner_name, group("tuner"))),
+            **{part: make_part(part, document.get(part, {})) for part in PARTS},
+            "data": checked(Data, {k: v for k, v in given.items() if v is not None}, "data."),
+            "backbone": checked(Backbone, document.get("backbone", {}), "backbone."),
+            "plan": checked(RoundPolicy, document.get("plan", {}), "plan."),
+        },
+        "",
+    )
+    check_together(run, name, entry)
+    return run.model_copy(
+        update={
+            "rounds": run.rounds if method.trains else 0,
+            "threads": run.threads or torch.get_num_threads(),
+            "record": choose(run.record, method, given=run.labels.name == GIVEN),
+            # A run is resumed from wherever its user happens to be, so paths are kept whole.
+            "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
+            "data": run.data.model_copy(
+                update={
+                    "name": absolute_data(run.data.name),
+                    "root": str(Path(run.data.root).expanduser().absolute()) if run.data.root else "",
+                }
+            ),
+        }
+    )
 
 
-def resolved(document: dict[str, Any], entry: Entry) -> Run:
-    """Check every name and value, and write out every default."""
-    check_keys(document, entry)
-    run = checked(Run, document, "")
-    name = run.method.name
-    for kind, value, known in (
-        ("engine", run.engine, ENGINES),
-        *((part, getattr(run, part).name, [plain, *known]) for part, (plain, known) in PARTS.items()),
-        ("groups", run.data.groups, GROUPS),
-        ("partition", run.data.partition.name, PARTITIONS),
-    ):
+def check_together(run: Run, name: str, entry: Entry) -> None:
+    """What no single setting can tell."""
+    for kind, value, known in (("engine", run.engine, ENGINES), ("groups", run.data.groups, GROUPS)):
         if value not in known:
             raise unknown(kind, value, known)
-    source = find_source(run.data.name)
     if entry.tuners and run.tuner.name not in entry.tuners:
         raise UserError(
             f"{name} is a fixed combination with tuner {' or '.join(entry.tuners)}, got {run.tuner.name!r}; "
@@ -249,32 +260,22 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
     if ENGINES[run.engine].remote and run.record:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
-    method = checked(entry.method, {**run.method.options, "local": run.local}, "method.")
-    tuner = checked_tuner(run.tuner.name, run.tuner.options)
-    partition = checked(PARTITIONS[run.data.partition.name], run.data.partition.options, "data.partition.")
-    imbalance = run.data.imbalance if run.data.imbalance is not None else source.imbalance
-    return run.model_copy(
-        update={
-            "rounds": run.rounds if entry.method.trains else 0,
-            "threads": run.threads or torch.get_num_threads(),
-            "record": choose(run.record, method, given=run.labels.name == GIVEN),
-            "method": Choice(name=name, **method.model_dump(exclude={"local"})),
-            "tuner": Choice(name=run.tuner.name, **tuner),
-            **{part: checked_part(part, getattr(run, part)) for part in PARTS},
-            "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
-            "data": run.data.model_copy(
-                update={
-                    "name": absolute_data(run.data.name),
-                    "root": str(Path(run.data.root).expanduser().absolute()) if run.data.root else "",
-                    "imbalance": imbalance,
-                    "partition": Choice(name=run.data.partition.name, **partition.model_dump(exclude_none=True)),
-                }
-            ),
-        }
-    )
 
 
-# A run is resumed from wherever its user happens to be, so paths are kept whole.
+def make_tuner(name: str, options: Mapping[str, Any]) -> Tuner:
+    """A tuner by name; of a join, options stand under their part's name: {"lora": {"rank": 4}}."""
+    parts = tuner_names(name)
+    if len(parts) == 1:
+        return checked(TUNERS[name], options, "tuner.")
+    return Join(parts=tuple(checked(TUNERS[part], options.get(part, {}), f"tuner.{part}.") for part in parts))
+
+
+def make_part(part: str, given: Mapping[str, Any]) -> Chosen[Any]:
+    none, known = PARTS[part]
+    name = str(given.get("name", none))
+    if name == none:
+        return Chosen(none, None)
+    return Chosen(name, checked(known[name], {k: v for k, v in given.items() if k != "name"}, f"{part}."))
 
 
 def absolute_data(name: str) -> str:
@@ -287,145 +288,64 @@ def absolute_backbone(name: str) -> str:
     return str(path.absolute()) if name != BUNDLED and path.exists() else name
 
 
-def checked_tuner(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A tuner's options with all defaults; of a join, a group of them for each part."""
-    parts = tuner_names(name)
-    if len(parts) == 1:
-        return checked(TUNERS[name], options, "tuner.").model_dump()
-    return {part: checked(TUNERS[part], options.get(part, {}), f"tuner.{part}.").model_dump() for part in parts}
+def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
+    """The run of a run.toml, with other settings where they are given."""
+    document = read_document(path)
+    document.pop("about", None)
+    return make_run(settings=with_changes(document, settings or {}))
 
 
-def checked_part(part: str, choice: Choice) -> Choice:
-    """With all its options' defaults."""
-    plain, known = PARTS[part]
-    if choice.name == plain:
-        return Choice(name=plain)
-    return Choice(name=choice.name, **checked(known[choice.name], choice.options, f"{part}.").model_dump())
-
-
-def checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
-    try:
-        made = kind.model_validate(values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = (where + ".".join(written(problem["loc"], values))).rstrip(".")
-        if problem["type"] == "extra_forbidden":
-            raise unknown("key", key, [where + field for field in kind.model_fields]) from error
-        told = problem["msg"].removeprefix("Value error, ")
-        got = f", got {problem['input']!r}" if problem["loc"] else ""  # else it is about several keys at once
-        raise UserError(f"{key}: {told[0].lower()}{told[1:]}{got}") from error
-    read = flat(made.model_dump())
-    for key, value in flat(values).items():  # Python takes True for 1; a user who writes true does not mean 1
-        if isinstance(value, bool) and not isinstance(read.get(key, value), bool):
-            raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
-    return made
-
-
-def written(place: Sequence[int | str], values: Any) -> list[str]:
-    """The keys of a place as the user wrote them; pydantic adds the kind of value that it tried last."""
-    found: list[str] = []
-    for part in place:
-        if isinstance(values, Mapping) and part in values:
-            values = values[part]
-        elif found and not isinstance(part, int):
-            break
-        found.append(str(part))
-    return found
+def dataset_names() -> list[str]:
+    return [*DATASETS, *(f"{form}:PATH" for form in FORMS)]
 
 
 # --- which keys there are -------------------------------------------------------------------------------------------
 
 
-def check_keys(document: Mapping[str, Any], entry: Entry) -> None:
+def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> None:
     """An unknown key ends the run before it begins, with the nearest that exists, at any depth."""
     known = set(known_keys(document, entry))
     groups = {key.rsplit(".", 1)[0] for key in known if "." in key}
     short = [key for key, full in SHORT.items() if full in known and key != "method"]
     short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
+    short += [f"method.{key}" for key in entry.method.short]
     for key in flat(document):
         if key not in known and key not in groups:
-            raise unknown("key", key, [*known, *short], f"fedtailor show {document['method']['name']}")
+            raise unknown("key", key, [*known, *short], f"fedtailor show {name}")
 
 
 def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
-    for name in Run.model_fields:
-        if name not in GROUPED:
-            yield name
-    for group, kind in (("local", LocalTraining), ("data", Data), ("backbone", Backbone), ("plan", RoundPolicy)):
-        yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
-    yield "method.name"
-    yield from (f"method.{name}" for name in entry.method.model_fields if name != "local")
-    yield "tuner.name"
-    tuner = document["tuner"]["name"]
-    parts = tuner_names(str(tuner))
+    yield from (name for name in Run.model_fields if name not in GROUPS_OF_KEYS)
+    yield from (f"{group}.name" for group in ("method", "tuner", "data.partition", *PARTS))
+    yield from keys_of(entry.method, "method.", without="local")
+    groups: dict[str, type[BaseModel]] = {
+        "local": LocalTraining,
+        "data": Data,
+        "backbone": Backbone,
+        "plan": RoundPolicy,
+    }
+    for group, kind in groups.items():
+        yield from keys_of(kind, f"{group}.", without="partition")
+    parts = tuner_names(str(document["tuner"]["name"]))
     for part in parts:
-        prefix = "tuner" if len(parts) == 1 else f"tuner.{part}"
-        yield from (f"{prefix}.{name}" for name in TUNERS[part].model_fields)
-    for part, (plain, known) in PARTS.items():
-        yield f"{part}.name"
-        chosen = document.get(part, {}).get("name", plain)
+        yield from keys_of(TUNERS[part], "tuner." if len(parts) == 1 else f"tuner.{part}.")
+    for part, (none, known) in PARTS.items():
+        given = document.get(part, {})
+        chosen = str(given.get("name", none)) if isinstance(given, Mapping) else none
+        if chosen != none and chosen not in known:
+            raise unknown(part, chosen, [none, *known])
         if chosen in known:
-            yield from (f"{part}.{name}" for name in known[chosen].model_fields)
-    yield "data.partition.name"
-    partition = document.get("data", {}).get("partition", {}).get("name", Data().partition.name)
+            yield from keys_of(known[chosen], f"{part}.")
+    partition = str(document["data"]["partition"]["name"])
     if partition not in PARTITIONS:
-        raise unknown("partition", str(partition), PARTITIONS, "fedtailor list partitions")
-    yield from (f"data.partition.{name}" for name in PARTITIONS[partition].model_fields)
+        raise unknown("partition", partition, PARTITIONS, "fedtailor list partitions")
+    yield from keys_of(PARTITIONS[partition], "data.partition.")
 
 
-def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested groups as dotted keys."""
-    out: dict[str, Any] = {}
-    for name, value in document.items():
-        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out
-
-
-# --- text in --------------------------------------------------------------------------------------------------------
-
-
-def parse(words: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words; a value is read as TOML where it is TOML (0.1, true, [1, 2]), else as plain text."""
-    settings: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise UserError(f"{word!r} is not key=value; write for example rounds=20 or data.alpha=0.1")
-        full = SHORT.get(key, key)
-        if full in settings:
-            raise UserError(f"{key} is given twice")
-        settings[full] = parse_value(text)
-    return settings
-
-
-def parse_value(text: str) -> Any:
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, bool | int | float | str | list) else text  # {} is a template, not a table
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} is not a readable run.toml: {error}") from error
-    if not isinstance(document.get("method"), dict) or "name" not in document["method"]:
-        raise UserError(f"{path} is not a run.toml: it names no method")
-    return document
-
-
-def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
-    """The run of a run.toml, with other settings where they are given."""
-    document = read_document(path)
-    document.pop("about", None)
-    written, given = flat(document), {SHORT.get(key, key): value for key, value in (settings or {}).items()}
-    for name, group in OPTIONS.items():  # another tuner, say: the options of the one that is written don't fit it
-        if given.get(name, written.get(name)) != written.get(name):
-            written = {key: value for key, value in written.items() if key == name or not key.startswith(group)}
-    return make_run(settings={**written, **given})
-
-
-def dataset_names() -> list[str]:
-    return [*DATASETS, *(f"{form}:PATH" for form in FORMS)]
+def keys_of(kind: type[BaseModel], prefix: str, without: str = "") -> Iterable[str]:
+    """The keys of a settings class, nested ones too."""
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) and name != without:
+            yield from keys_of(field.annotation, f"{prefix}{name}.")
+        elif name != without:
+            yield prefix + name

@@ -81,7 +81,7 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     root = Path(run.data.root).expanduser() if run.data.root else None
     dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
     held = 0.0 if run.data.server == "test" else run.data.server
-    federation = federate(dataset, run.make_partition(), run.clients, run.seed, held)
+    federation = federate(dataset, run.data.partition.value, run.clients, run.seed, held)
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
@@ -107,10 +107,10 @@ def assemble(
     alone: bool = True,  # False: others have pictures too, and this place may lack those to train or to test on
 ) -> Experiment:
     """The same from a federation and a CLIP that are there already."""
-    dataset, method = federation.dataset, run.make_method()
+    dataset, method = federation.dataset, run.method.value
     if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
-    labeler = run.make_labeler()
+    labeler = run.labels.value
     if method.trains and labeler is None and dataset.train.labels is None and len(dataset.train):
         known = ", ".join(f"labels={name}" for name in LABELERS)
         raise UserError(
@@ -120,7 +120,7 @@ def assemble(
     device = find_device(run.backbone.device)
     check_precision(device, run.backbone.precision)
     model = Model.of(
-        checkpoint, run.make_tuner(), dataset.classes, template, device, run.backbone.precision, method.reads
+        checkpoint, run.tuner.value, dataset.classes, template, device, run.backbone.precision, method.reads
     )
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
@@ -128,7 +128,7 @@ def assemble(
         model,
         run.seed,
         labeler,
-        run.make_rebalancer(),
+        run.rebalance.value,
         run.rounds,
         run.clients,
         validates=own is not None,
@@ -149,7 +149,7 @@ def assemble(
     )
     if not method.trains or not len(dataset.train):
         return Experiment(
-            run, federation, groups, job, tests, None, checkpoint.digest, server_optimizer=run.make_server_optimizer()
+            run, federation, groups, job, tests, None, checkpoint.digest, server_optimizer=run.server.value
         )
     train = pool(dataset.train.images, training=True)
     # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
@@ -162,7 +162,7 @@ def assemble(
         shelf = ClientData(
             pool(own.images, training=False), np.arange(len(own)), own.labels, model.classes, model.device
         )
-    step = run.make_server_optimizer()
+    step = run.server.value
     return Experiment(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf, step)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Share(NamedTuple):
 Shares = tuple[Share, ...]
 
 
+@runtime_checkable
 class Partition(Protocol):
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
 

@@ -1,0 +1,84 @@
+"""Keys and values as users write them: short and long spellings, words of a command line, TOML documents."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UserError
+from ..methods.recipe import flat
+
+PARTS = ("labels", "rebalance", "server", "privacy")  # what any method may be combined with
+
+# Short spellings, on the command line and in Python. A method may have more of its own (Method.short).
+SHORT = {
+    "epochs": "local.epochs",
+    "batch": "local.batch",
+    "lr": "local.lr",
+    **{group: f"{group}.name" for group in ("data", "data.partition", "tuner", "backbone", "method", *PARTS)},
+}
+SHORTER = {full: key for key, full in SHORT.items()}
+
+# The options that belong to a name: they are dropped when a run.toml is run again under another name.
+OPTIONS = {f"{group}.name": f"{group}." for group in ("method", "tuner", "data.partition", *PARTS)}
+OPTIONS["data.name"] = "data.imbalance"
+
+
+def full_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {SHORT.get(key, key): value for key, value in settings.items()}
+
+
+def put(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a nested document."""
+    *path, last = key.split(".")
+    for part in path:
+        document = document.setdefault(part, {})
+        if not isinstance(document, dict):
+            raise UserError(f"{key}: {part} is a value, not a group of keys")
+    if isinstance(document.get(last), dict):
+        raise UserError(f"{key} is given as a value and as a group of keys")
+    document[last] = value
+
+
+def parse(words: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words; a value is read as TOML where it is TOML (0.1, true, [1, 2]), else as plain text."""
+    settings: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{word!r} is not key=value; write for example rounds=20 or data.alpha=0.1")
+        full = SHORT.get(key, key)
+        if full in settings:
+            raise UserError(f"{key} is given twice")
+        settings[full] = parse_value(text)
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str | list) else text  # {} is a template, not a table
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """What a run.toml holds."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} is not a readable run.toml: {error}") from error
+    if not isinstance(document.get("method"), dict) or "name" not in document["method"]:
+        raise UserError(f"{path} is not a run.toml: it names no method")
+    return document
+
+
+def with_changes(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as dotted keys, with some changed. With another tuner, say, the options of the old one go too."""
+    written, given = flat(document), full_keys(changes)
+    for name, group in OPTIONS.items():
+        if given.get(name, written.get(name)) != written.get(name):
+            written = {key: value for key, value in written.items() if key == name or not key.startswith(group)}
+    return {**written, **given}
