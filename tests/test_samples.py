@@ -301,7 +301,7 @@ def test_a_run_without_a_cache_learns_the_same(monkeypatch: pytest.MonkeyPatch) 
         while server.round < experiment.rounds:
             server, _ = run_round(experiment, server, engine)
         assert experiment.client_data[0].fixed
-        assert isinstance(experiment.train_features, pools.pop(0))
+        assert isinstance(experiment.client_data[0]._pool, pools.pop(0))
         return {**server.params, **engine.clients[1].local}
 
     pools: list[type] = [CachedFeatures, LiveFeatures]

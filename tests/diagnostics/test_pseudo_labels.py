@@ -58,9 +58,10 @@ def test_zero_shot_labels() -> None:
     seen = seen_round(world("fedavg", "text_prompt", labels="zeroshot"))
     truths, experiment = dataset().train.labels, seen.experiment
     assert truths is not None
-    assert experiment.train_features is not None
     said = (
-        experiment.job.model.zero_shot_logits(experiment.train_features.fetch(np.arange(len(truths)))).argmax(1).numpy()
+        experiment.job.model.zero_shot_logits(experiment.client_data[0]._pool.fetch(np.arange(len(truths))))
+        .argmax(1)
+        .numpy()
     )
     found = labels(seen)
     assert found is not None

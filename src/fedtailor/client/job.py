@@ -25,7 +25,7 @@ class Job:
     model: Model
     seed: int
     labeler: Labeler | None = None  # None: labels are given
-    rebalancer: Rebalancer | None = None  # takes hold of every task loss
+    rebalancer: Rebalancer | None = None  # reweights the gradient of every task loss
     rounds: int = 0  # T
     clients: int = 0  # K
     validates: bool = False  # whether the server has data of its own
@@ -83,13 +83,13 @@ class Task:
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client keeps between visits; it never leaves."""
+    """What a client keeps between steps; it never leaves."""
 
     local: Params = field(default_factory=dict)  # LOCAL parameters
     memory: Params = field(default_factory=dict)  # what passes asked to keep
     tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
-    version: int = 0  # one more with each visit
-    mark: str = ""  # of a client that is elsewhere: the serial of the order that left it in this state
+    version: int = 0  # one more with each step
+    mark: str = ""  # of a remote client: the id of the request that left it in this state
 
 
 def size(params: Params) -> int:

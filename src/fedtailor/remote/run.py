@@ -10,6 +10,7 @@ from pathlib import Path
 from ..base.files import write_atomic
 from ..base.version import __version__
 from ..client.job import ClientState
+from ..core.types import OWN
 from ..simulation.build import Experiment
 from .client import Session
 from .engine import RemoteEngine, Transport
@@ -26,7 +27,9 @@ def remote_engine(
 ) -> RemoteEngine:
     """The engine of a run by that name, over some post."""
     told = invitation_of(experiment, run)
-    return RemoteEngine(experiment.job, experiment.run.plan, post, told, clients, experiment.server_data, clock, wait)
+    return RemoteEngine(
+        experiment.job, experiment.run.plan, post, told, clients, experiment.client_data.get(OWN), clock, wait
+    )
 
 
 def run_id(folder: Path | None) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,12 @@ from ..clip.load import Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
-from ..data.dataset import Images, Indices, histogram
+from ..data.dataset import Dataset, Images, histogram
 from ..data.federation import Federation, federate
 from ..data.groups import GROUPS, Groups
 from ..data.preprocess import preprocess
 from ..evaluation.testing import EvalSet
 from ..labelers import LABELERS
-from ..server_optimizers.base import ServerOptimizer
 from ..settings.run import Run
 
 NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
@@ -33,47 +32,23 @@ NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
 
 @dataclass(frozen=True)
 class Experiment:
+    """Everything a run needs."""
+
     run: Run
     federation: Federation
-    groups: Groups
     job: Job
     tests: EvalSet
-    train_features: FeatureStore | None  # None where nothing is trained
+    client_data: Mapping[int, ClientData]  # training samples; of the server's own under OWN, where it has some
     weights: str  # hash of the backbone
-    plain_features: FeatureStore | None = (
-        None  # CLIP's own features of the training pictures, where something asks for them
-    )
-    server_data: ClientData | None = None  # what the server validates on
-    server_optimizer: ServerOptimizer | None = None  # None: a round's own result
 
     @property
     def rounds(self) -> int:
         """All of them, closing rounds too."""
         return self.run.rounds + (self.job.method.closing if self.run.rounds else 0)
 
-    @cached_property
-    def client_data(self) -> dict[int, ClientData]:
-        """Each client's training samples; true labels only where labels are given."""
-        if self.train_features is None:
-            return {}
-        labels = self.federation.dataset.train.labels if self.job.labeler is None else None
-        C, device = self.job.model.classes, self.job.model.device
-        client_data = {
-            k: ClientData(self.train_features, share.train, labels, C, device, self.plain_features)
-            for k, share in enumerate(self.federation.shares)
-        }
-        if self.job.method.pooled:
-            return {
-                OWN: ClientData(
-                    self.train_features, everything(self.federation), labels, C, device, self.plain_features
-                )
-            }
-        return client_data if self.server_data is None else {**client_data, OWN: self.server_data}
-
-
-def everything(federation: Federation) -> Indices:
-    """All clients' training pictures, one client's behind the other's."""
-    return np.concatenate([share.train for share in federation.shares])
+    @property
+    def groups(self) -> Groups:
+        return self.tests.groups
 
 
 def deal(run: Run) -> tuple[Federation, Groups]:
@@ -88,7 +63,7 @@ def deal(run: Run) -> tuple[Federation, Groups]:
 
 
 def build(run: Run, progress: ProgressFn | None = None) -> Experiment:
-    """Everything a run needs, from its settings alone."""
+    """An experiment from its settings alone."""
     if progress:
         progress("opening the data", 0, 1)
     federation, groups = deal(run)
@@ -106,64 +81,61 @@ def assemble(
     cache: Path | None = None,
     alone: bool = True,  # False: others have pictures too, and this place may lack those to train or to test on
 ) -> Experiment:
-    """The same from a federation and a CLIP that are there already."""
+    """An experiment from a federation and a CLIP that are there already."""
     dataset, method = federation.dataset, run.method.value
-    if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
-        raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
-    labeler = run.labels.value
-    if method.trains and labeler is None and dataset.train.labels is None and len(dataset.train):
-        known = ", ".join(f"labels={name}" for name in LABELERS)
-        raise UserError(
-            f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
-        )
-    template = run.data.template or dataset.template
+    check_labels(run, dataset, alone)
     device = find_device(run.backbone.device)
     check_precision(device, run.backbone.precision)
+    template = run.data.template or dataset.template
     model = Model.of(
         checkpoint, run.tuner.value, dataset.classes, template, device, run.backbone.precision, method.reads
     )
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
-        method,
-        model,
-        run.seed,
-        labeler,
-        run.rebalance.value,
-        run.rounds,
-        run.clients,
-        validates=own is not None,
-        updates=run.plan.updates,
-    )
+        method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,
+        validates=own is not None, privacy=run.privacy.value, updates=run.plan.updates,
+    )  # fmt: skip
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
     transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
 
-    def pool(images: Images, training: bool, stage: str = "") -> FeatureStore:
+    def features(images: Images, training: bool, stage: str = "") -> FeatureStore:
         return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
 
     tests = EvalSet(
-        pool(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
+        features(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
         np.empty(0, np.int64) if dataset.test.labels is None else dataset.test.labels,
         tuple(share.test for share in federation.shares),
         groups,
     )
     if not method.trains or not len(dataset.train):
-        return Experiment(
-            run, federation, groups, job, tests, None, checkpoint.digest, server_optimizer=run.server.value
-        )
-    train = pool(dataset.train.images, training=True)
+        return Experiment(run, federation, job, tests, {}, checkpoint.digest)
+    train = features(dataset.train.images, training=True)
     # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
-    asks = (method.teacher or labeler is not None) and model.stage != "features" and train.fixed
-    plain = pool(dataset.train.images, training=True, stage="features") if asks else None
+    asks = (method.teacher or job.labeler is not None) and model.stage != "features" and train.fixed
+    plain = features(dataset.train.images, training=True, stage="features") if asks else None
     if isinstance(plain, LiveFeatures):
         plain = None  # CLIP goes on from the tuner's stage: to encode every picture twice saves nothing
-    shelf = None
-    if own is not None:
-        shelf = ClientData(
-            pool(own.images, training=False), np.arange(len(own)), own.labels, model.classes, model.device
+    labels = dataset.train.labels if job.labeler is None else None  # no pass can reach true labels that are not given
+    held = {k: share.train for k, share in enumerate(federation.shares)}
+    if method.pooled:
+        held = {OWN: np.concatenate(list(held.values()))}
+    data = {k: ClientData(train, indices, labels, model.classes, model.device, plain) for k, indices in held.items()}
+    if own is not None and OWN not in data:
+        store = features(own.images, training=False)
+        data[OWN] = ClientData(store, np.arange(len(own)), own.labels, model.classes, model.device)
+    return Experiment(run, federation, job, tests, data, checkpoint.digest)
+
+
+def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:
+    if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
+        raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
+    unlabelled = dataset.train.labels is None and len(dataset.train)
+    if run.method.value.trains and run.labels.value is None and unlabelled:
+        known = ", ".join(f"labels={name}" for name in LABELERS)
+        raise UserError(
+            f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
         )
-    step = run.server.value
-    return Experiment(run, federation, groups, job, tests, train, checkpoint.digest, plain, shelf, step)
 
 
 def find_device(name: str) -> str:

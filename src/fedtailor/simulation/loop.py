@@ -115,8 +115,8 @@ def run_round(experiment: Experiment, server: Server, engine: Engine) -> tuple[S
     if labeler is not None and labeler.due(t):
         server = replace(labeler.label(server, everyone, engine), new_labels=True)
     after = method.round(server, cohort, engine)
-    if experiment.server_optimizer is not None:
-        after = experiment.server_optimizer(server, after, method.made)
+    if run.server.value is not None:
+        after = run.server.value(server, after, method.made)
     return replace(after, round=t + 1, new_labels=False), cohort
 
 
