@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -15,20 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.errors import unknown
-from ..core.method import Method
-from ..core.optim import LocalTraining
-from ..core.types import FIXED, LOCAL
+from ..core import FIXED, LOCAL
 from ..data import DATASETS
 from ..data.partitions import PARTITIONS
 from ..evaluation.diagnostics import DIAGNOSTICS, NEEDS
 from ..methods import METHODS
 from ..settings.engines import ENGINES
 from ..settings.keys import SHORTER
-from ..settings.run import GROUPS_OF_KEYS, PARTS, Backbone, Data, Run, dataset_names, make_run
+from ..settings.run import GROUPS_OF_KEYS, PARTS, Run, dataset_names, find_method, make_run
 from ..tuners import TUNERS, tuner_names
 
 Facts = dict[str, Any]
-UNIONS = (Union, UnionType)
 
 
 def methods() -> list[Facts]:
@@ -49,12 +46,7 @@ def methods() -> list[Facts]:
 
 def tuners() -> list[Facts]:
     return [
-        {
-            "name": name,
-            "touches": sorted(kind().touches()),
-            "settings": list(kind.model_fields),
-            "idea": first_line(inspect.getmodule(kind)),
-        }
+        {"name": name, "touches": sorted(kind().touches()), "settings": list(kind.model_fields), "idea": idea_of(kind)}
         for name, kind in TUNERS.items()
     ]
 
@@ -64,17 +56,12 @@ def datasets() -> list[Facts]:
     rows: list[Facts] = []
     for name in dataset_names():
         source = DATASETS.get(name)
-        sizes = source.sizes if source else None
+        train, test = (source and source.sizes) or (None, None)
         tail = source.imbalance if source else 1.0
+        long_tail = "its own" if tail is None else None if tail == 1 else f"IF {tail:g}"
         rows.append(
-            {
-                "name": name,
-                "train": sizes[0] if sizes else None,
-                "test": sizes[1] if sizes else None,
-                "long tail": "its own" if tail is None else None if tail == 1 else f"IF {tail:g}",
-                "note": notes.get(name, ""),
-            }
-        )
+            {"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")}
+        )  # fmt: skip
     return rows
 
 
@@ -86,25 +73,23 @@ def partitions() -> list[Facts]:
 
 
 def backbones() -> list[Facts]:
-    return [
-        {"name": "bundled", "idea": "a small CLIP of our own, for first steps with the drawn dataset"},
-        {
-            "name": "owner/name",
-            "idea": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
-        },
-        {"name": "PATH", "idea": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json"},
-        {"name": "PATH.safetensors", "idea": "a state dict in OpenAI's layout, with tokenizer.json beside it"},
-    ]
+    ideas = {
+        "bundled": "a small CLIP of our own, for first steps with the drawn dataset",
+        "owner/name": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
+        "PATH": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json",
+        "PATH.safetensors": "a state dict in OpenAI's layout, with tokenizer.json beside it",
+    }
+    return [{"name": name, "idea": idea} for name, idea in ideas.items()]
 
 
-def part_rows(part: str, nothing: str) -> Callable[[], list[Facts]]:
-    """What there is of a part that any method may be run with."""
+def part(name: str, nothing: str) -> Callable[[], list[Facts]]:
+    """What there is of a part that any method may be combined with."""
 
     def rows() -> list[Facts]:
-        plain, known = PARTS[part]
-        return [{"name": plain, "settings": [], "idea": nothing}] + [
-            {"name": name, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
-            for name, kind in known.items()
+        none, known = PARTS[name]
+        return [{"name": none, "settings": [], "idea": nothing}] + [
+            {"name": found, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
+            for found, kind in known.items()
         ]
 
     return rows
@@ -127,9 +112,10 @@ KINDS: dict[str, Callable[[], list[Facts]]] = {
     "datasets": datasets,
     "partitions": partitions,
     "backbones": backbones,
-    "labelers": part_rows("labels", "the data's own labels"),
-    "rebalancers": part_rows("rebalance", "gradients as they are"),
-    "servers": part_rows("server", "the round's own result, for most methods the clients' average"),
+    "labelers": part("labels", "the data's own labels"),
+    "rebalancers": part("rebalance", "gradients as they are"),
+    "servers": part("server", "the round's own result, for most methods the clients' average"),
+    "privacy": part("privacy", "updates as they are"),
     "engines": engines,
     "diagnostics": diagnostics,
 }
@@ -192,76 +178,78 @@ def cell(value: Any) -> str:
 
 # --- one method -----------------------------------------------------------------------------------------------------
 
+MEANING = {
+    "labels": "where labels come from",
+    "rebalance": "how gradients are reweighted by class",
+    "server": "the server's optimiser",
+    "privacy": "what is done to an update before it leaves",
+}
+
 
 def method(name: str) -> Facts:
     """Everything about a method; its settings by group, each with key, symbol, value and meaning."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, "fedtailor list methods")
-    entry, run = METHODS[name], make_run(name)
+    name, entry = find_method(name)
+    run = make_run(name)
+    document = run.document()
+    parts = tuner_names(run.tuner.name)
+    kinds: list[type] = [entry.method, *(TUNERS[part] for part in parts)]
     groups: dict[str, list[Facts]] = {
-        "method": settings(entry.method, "method.", run.method.options, without={"local"}),
-        "tuner": [row for part in tuner_names(run.tuner.name) for row in tuner_settings(part, run)],
-        "local": settings(LocalTraining, "local.", run.local.model_dump()),
-        **{part: part_settings(part, run) for part in PARTS},
-        "run": settings(Run, "", run.document(), without=GROUPS_OF_KEYS),
-        "data": settings(Data, "data.", run.document()["data"], without={"partition"})
-        + settings(PARTITIONS[run.data.partition.name], "data.", run.data.partition.options),
-        "backbone": settings(Backbone, "backbone.", run.backbone.model_dump()),
-    }
-    listed = next(row for row in methods() if row["name"] == name)
+        "method": list(settings(entry.method, "method.", document["method"], entry.method.short, without={"local"})),
+        "tuner": [
+            row
+            for part in parts
+            for row in settings(TUNERS[part], *(
+                ("tuner.", document["tuner"]) if len(parts) == 1 else (f"tuner.{part}.", document["tuner"][part])
+            ))
+        ],
+        "local": list(settings(type(run.local), "local.", document["local"])),
+    }  # fmt: skip
+    for part, (none, known) in PARTS.items():
+        chosen = getattr(run, part).name
+        allowed_words = " | ".join([none, *known])
+        first = {"key": part, "symbol": "", "value": chosen, "allowed": allowed_words, "meaning": MEANING[part]}
+        groups[part] = [first, *(settings(known[chosen], f"{part}.", document[part]) if chosen in known else ())]
+        kinds += [known[chosen]] if chosen in known else []
+    partition = PARTITIONS[run.data.partition.name]
+    groups["run"] = list(settings(Run, "", document, without=GROUPS_OF_KEYS))
+    groups["data"] = list(settings(type(run.data), "data.", document["data"], without={"partition"}))
+    groups["data"] += settings(partition, "data.", document["data"]["partition"])
+    groups["backbone"] = list(settings(type(run.backbone), "backbone.", document["backbone"]))
     return {
-        **listed,
+        **next(row for row in methods() if row["name"] == name),
         "class": f"{entry.method.__module__}.{entry.method.__name__}",
         "tuner": run.tuner.name,
-        "text": page_text(entry.method, run),
+        "text": "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in kinds),
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }
 
 
-def page_text(method: type[Method], run: Run) -> str:
-    """What its file says, and those of its tuner and of whatever else comes with it."""
-    chosen = [(known, getattr(run, part).name) for part, (_, known) in PARTS.items()]
-    kinds: list[type] = [method, *(TUNERS[part] for part in tuner_names(run.tuner.name))]
-    kinds += [known[name] for known, name in chosen if name in known]
-    return "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in kinds)
-
-
-def tuner_settings(part: str, run: Run) -> list[Facts]:
-    """Of a join, a part's options stand under its name."""
-    joined = part != run.tuner.name
-    values = run.tuner.options[part] if joined else run.tuner.options
-    return settings(TUNERS[part], f"tuner.{part}." if joined else "tuner.", values)
-
-
-MEANING = {
-    "labels": "where labels come from",
-    "rebalance": "how gradients are reweighted by class",
-    "server": "the server's optimiser",
-}
-
-
-def part_settings(part: str, run: Run) -> list[Facts]:
-    (plain, known), choice = PARTS[part], getattr(run, part)
-    words = " | ".join([plain, *known])
-    first = {"key": part, "symbol": "", "value": choice.name, "allowed": words, "meaning": MEANING[part]}
-    return [first, *(settings(known[choice.name], f"{part}.", choice.options) if choice.name in known else [])]
-
-
 def settings(
-    kind: type[BaseModel], prefix: str, values: dict[str, Any], without: set[str] | None = None
-) -> list[Facts]:
-    return [
-        {
-            "key": SHORTER.get(prefix + name, prefix + name),
+    kind: type[BaseModel],
+    prefix: str,
+    values: Mapping[str, Any],
+    short: Mapping[str, str] | None = None,
+    without: set[str] | None = None,
+) -> Iterator[Facts]:
+    """A row for each key of a settings class, under the shortest spelling that users may give it."""
+    shorter = {f"{prefix}{full}": f"{prefix}{key}" for key, full in (short or {}).items()} | SHORTER
+    for name, field in kind.model_fields.items():
+        key, value = prefix + name, values.get(name)
+        if name in (without or set()):
+            continue
+        if isinstance(value, Mapping):
+            assert isinstance(field.annotation, type)
+            nested = settings(field.annotation, f"{key}.", value)
+            yield from ({**row, "key": shorter.get(row["key"], row["key"])} for row in nested)
+            continue
+        yield {
+            "key": shorter.get(key, key),
             "symbol": field.title or "",
-            "value": values.get(name),
+            "value": value,
             "allowed": allowed(field),
             "meaning": field.description or "",
         }
-        for name, field in kind.model_fields.items()
-        if name not in (without or set())
-    ]
 
 
 def allowed(field: FieldInfo) -> str:
@@ -274,25 +262,22 @@ def choices(kind: Any) -> list[str]:
     """The words of a Literal, also within a union."""
     if get_origin(kind) is Literal:
         return [str(word) for word in get_args(kind)]
-    return [word for part in get_args(kind) for word in choices(part)] if get_origin(kind) in UNIONS else []
+    return [word for part in get_args(kind) for word in choices(part)] if get_origin(kind) in (Union, UnionType) else []
 
 
 def method_page(facts: Facts) -> RenderableType:
-    parts: list[RenderableType] = [
-        f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else ""),
-        "",
-    ]
-    parts += [Text(unwrapped(facts["text"])), ""]
+    headline = f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
+    parts: list[RenderableType] = [headline, "", Text(unwrapped(facts["text"])), ""]
     if facts["shares"]:
         parts += [Text("shares: " + cell(facts["shares"])), ""]
+    headings = ("key", "symbol", "default", "allowed", "meaning")
     for group, rows_ in facts["settings"].items():
-        if not rows_:
-            continue
-        headings = ("key", "symbol", "default", "allowed", "meaning")
-        out = Table(*headings, title=group, title_justify="left", show_edge=False)
-        for row in rows_:
-            out.add_row(*map(Text, (row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])))
-        parts += [out, ""]
+        if rows_:
+            out = Table(*headings, title=group, title_justify="left", show_edge=False)
+            for row in rows_:
+                values = (row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])
+                out.add_row(*map(Text, values))
+            parts += [out, ""]
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
