@@ -31,8 +31,9 @@ from world import world
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
-BASELINES = ROOT / "docs/baselines.md"
+METHOD_PAGES = [ROOT / f"docs/methods/{name}.md" for name in ("capt", "fedcopl", "fedpurel")]
+CONTENTS = ROOT / "docs/methods/README.md"
+BASELINES = sorted({*(ROOT / "docs/methods").glob("*.md")} - {*METHOD_PAGES, CONTENTS})
 by_name = pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
 
 
@@ -102,7 +103,7 @@ def test_the_labeler_of_the_page() -> None:
         assert kept["labels.y"].tolist() == [int(probs[k][i].argmax()) for i in kept["labels.index"]]
 
 
-OTHERS = [ROOT / f"docs/{name}.md" for name in ("labelers", "tuners", "comparing", "runs")]
+OTHERS = [ROOT / f"docs/{name}.md" for name in ("labelers", "tuners", "server-optimizers", "comparing", "runs")]
 
 
 def commands(*pages: Path) -> list[str]:
@@ -110,7 +111,7 @@ def commands(*pages: Path) -> list[str]:
     return list(dict.fromkeys(line for line in lines if not line.startswith("#")))
 
 
-@pytest.mark.parametrize("command", commands(*METHOD_PAGES, BASELINES, *OTHERS))
+@pytest.mark.parametrize("command", commands(*METHOD_PAGES, CONTENTS, *BASELINES, *OTHERS))
 def test_commands_of_the_methods(command: str) -> None:
     """Every key, value, row and preset is known, and rows differ. Only the README's and quickstart's are also run."""
     spoken = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
@@ -134,13 +135,15 @@ def read(words: list[str]) -> tuple[str, dict[str, Any]]:
     return verb, command.make_context(verb, rest).params
 
 
-@pytest.mark.parametrize("page", [*METHOD_PAGES, BASELINES], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*METHOD_PAGES, *BASELINES, ROOT / "docs/server-optimizers.md"], ids=lambda page: page.stem
+)
 def test_equations_point_to_code_and_tests_that_exist(page: Path) -> None:
     code = [path.read_text() for path in (ROOT / "src/fedtailor").rglob("*.py")]
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    heads = ("formula", "where", "test") if page == BASELINES else ("paper", "code", "test")
+    heads = ("paper", "code", "test") if page in METHOD_PAGES else ("formula", "where", "test")
     rows = [row for part in tables(page, *heads) for row in part]
-    assert len(rows) >= 9
+    assert len(rows) >= (9 if page in METHOD_PAGES else 1)
     for *_, where, checked in rows:
         assert quoted(where)
         assert quoted(checked)
@@ -152,33 +155,36 @@ def test_equations_point_to_code_and_tests_that_exist(page: Path) -> None:
             assert f"def {name}(" in tests, name
 
 
-def test_baselines_names_every_method() -> None:
-    """The table says of each what `fedtailor list methods` does, and leads to a section or page that is there."""
+def test_the_contents_name_every_method() -> None:
+    """The tables say of each what `fedtailor list methods` does, and lead to the method's page."""
     told = {}
-    headings = re.findall(r"^##+ (.*)", BASELINES.read_text(), re.MULTILINE)
-    sections = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    for name, paper, family, _, tuner, presets in table(BASELINES, "name", "paper", "presets"):
+    rows = [row for part in tables(CONTENTS, "name", "paper", "presets") for row in part]
+    for name, paper, family, _, tuner, presets in rows:
         (target,) = re.findall(r"\((.*)\)", name)
-        assert target in sections or (ROOT / "docs" / target).is_file(), target
+        assert (CONTENTS.parent / target).is_file(), target
         ((it,), kinds, sets) = (re.findall(r"`([\w+-]+)`", cell) for cell in (name, tuner, presets))
-        told[it] = paper, family, kinds, "any" in tuner, sets
+        assert target == f"{it}.md"
+        told[it] = paper, family, kinds, "any" in tuner, [name for name in sets if name != "released"]
+    variants = {name for name in METHODS if name.endswith("-released")}
+    assert all(f"`{name}`" in CONTENTS.read_text() for name in variants)
     due = {
         name: (
             f"{entry.paper} {entry.year}" if entry.paper else "–",
             entry.family,
             [entry.tuner],
             not entry.tuners,
-            list(entry.presets),
+            [preset for preset in entry.presets if preset != "released"],  # which is a method of its own
         )
         for name, entry in METHODS.items()
+        if name not in variants
     }
     assert told == due
 
 
-def test_every_method_of_the_baselines_has_a_command() -> None:
-    runs = [line.split() for line in commands(BASELINES) if line.startswith("fedtailor run")]
-    elsewhere = {page.stem for page in METHOD_PAGES}
-    assert {words[2] for words in runs} == set(METHODS) - elsewhere
+@pytest.mark.parametrize("page", [*METHOD_PAGES, *BASELINES], ids=lambda page: page.stem)
+def test_every_method_has_a_page_with_a_command(page: Path) -> None:
+    assert page.stem in METHODS
+    assert any(line.startswith(f"fedtailor run {page.stem}") for line in commands(page))
 
 
 def test_tuners_names_every_tuner() -> None:
