@@ -506,7 +506,7 @@ from pathlib import Path
 import torch
 import fedtailor
 import sklearn.metrics
-from fedtailor import api, comparison, store
+from fedtailor.runs import comparison, execute, folder as run_folder
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
@@ -515,7 +515,7 @@ def die():
 
 def arm(moment):
     name, when, nth = moment.split()
-    seen, write = [], store.write
+    seen, write = [], run_folder.write_atomic
 
     def new_write(path, data):
         if path.name == name:
@@ -529,7 +529,7 @@ def arm(moment):
         if due:
             die()
 
-    store.write = api.write = comparison.write = new_write
+    run_folder.write_atomic = execute.write_atomic = comparison.write_atomic = new_write
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ends = {}
@@ -698,7 +698,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedtailor", "compare", *words])
         code: Any = 0
         try:
-            main.main()
+            main()
         except SystemExit as end:
             code = end.code
         return int(code or 0), *capsys.readouterr()
@@ -779,7 +779,7 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Comparing, "finished", stop)
+        patch.setattr(Comparing, "on_round", stop)
         code, _, err = call("promptfl", *words, "--out", "mine")
     assert code != 0
     assert "stopped; go on with: fedtailor compare --resume mine" in err
@@ -797,7 +797,7 @@ def test_progress(small: dict[str, Any]) -> None:
 
     class Recording(Comparing):
         def on_round(self, record: Any, rounds: int) -> None:
-            super().finished(record, rounds)
+            super().on_round(record, rounds)
             seen.append([f"{task.description} {task.completed}/{task.total}" for task in self.bars.tasks])
             assert "promptfl" in self.bars.tasks[0].fields["note"]
 
@@ -806,7 +806,7 @@ def test_progress(small: dict[str, Any]) -> None:
     assert seen == [["runs 1/4", "promptfl: round 1/1"], ["runs 3/4", "promptfl: round 1/1"]]
 
 
-def test_the_lineup_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_spec_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
     spec: ComparisonSpec = make_spec([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
     (tmp_path / "compare.json").write_text(json.dumps({**spec.note(), "number": "best", "sort": "tail"}))

@@ -138,20 +138,20 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
     assert len(found(straight)) == 3
 
 
-def test_traffic_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trace_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of one round only."""
     engines: list[LocalEngine] = []
-    call = LocalEngine.call
+    step = LocalEngine.step
 
     def listening(self: LocalEngine, *given: Any) -> Any:
         engines.append(self)
-        return call(self, *given)
+        return step(self, *given)
 
-    monkeypatch.setattr(LocalEngine, "call", listening)
+    monkeypatch.setattr(LocalEngine, "step", listening)
     list(train(world("fedavg", "text_prompt")))
-    assert engines[-1].traffic is None
+    assert engines[-1].trace is None
     list(train(world("fedavg", "text_prompt", record="balance")))
-    assert [t.task.round for t in engines[-1].traffic or []] == [2, 2]
+    assert [t.task.round for t in engines[-1].trace or []] == [2, 2]
 
 
 def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +159,15 @@ def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch
     given: list[tuple[RoundView, dict[int, ClientState]]] = []
 
     def listening(names: object, seen: RoundView) -> dict[str, Any]:
-        given.append((seen, dict(seen.engine.clients)))
+        given.append((seen, dict(seen.clients)))
         return {}
 
     monkeypatch.setattr("fedtailor.simulation.loop.measure", listening)
     list(train(world("fedavg", "text_prompt", record="drift")))
     for (last, ended), (seen, _) in pairwise(given):
         assert seen.before is last.after
-        assert all(seen.clients[k] is ended[k] for k in ended)
-        assert all(seen.clients[k] is not seen.engine.clients[k] for k in seen.cohort)
+        assert all(seen.clients_before[k] is ended[k] for k in ended)
+        assert all(seen.clients_before[k] is not seen.clients[k] for k in seen.cohort)
         assert seen.before.round + 1 == seen.after.round
 
 
