@@ -23,7 +23,7 @@ from fedtailor.base.errors import UserError
 from fedtailor.base.rng import generator
 from fedtailor.cli import main
 from fedtailor.cli.progress import Comparing
-from fedtailor.evaluation.metrics import NAMES
+from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
 from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
 from fedtailor.runs import comparison
@@ -283,8 +283,8 @@ def test_summary(made: Comparison, folder: Path) -> None:
         assert (row["method"], row["seeds"], row["labels"]) == (row["title"].split()[0], [0, 1], "given")
         runs = [result(folder, name, seed) for seed in (0, 1)]
         for part in ("global", "personal"):
-            assert set(row[part]) == set(NAMES)
-            for number in NAMES:
+            assert set(row[part]) == set(METRICS)
+            for number in METRICS:
                 a, b = (run[part][number] for run in runs)
                 assert row[part][number]["mean"] == pytest.approx((a + b) / 2, abs=1e-4)
                 assert row[part][number]["std"] == pytest.approx(abs(a - b) / 2**0.5, abs=1e-4)  # n − 1 = 1
@@ -349,7 +349,7 @@ def invented(*means: float | None) -> dict[str, Any]:
     """A summary with one row for each mean, the same in every column."""
 
     def row(i: int, mean: float | None) -> dict[str, Any]:
-        numbers = {name: {"mean": mean, "std": None} for name in NAMES}
+        numbers = {name: {"mean": mean, "std": None} for name in METRICS}
         cost = {"mean": 3000.0, "std": None}
         costs = {"bytes_up": cost, "seconds": cost, "rounds": 3}
         return {"title": f"row{i}", "labels": "given", "global": numbers, "personal": numbers, **costs}

@@ -12,7 +12,7 @@ from seen_rounds import seen_round
 from fedtailor.base.errors import UserError
 from fedtailor.client.job import ClientState
 from fedtailor.data.groups import Groups
-from fedtailor.evaluation.diagnostics.branches import branches, owing, shares
+from fedtailor.evaluation.diagnostics.predictions import branches, owing, shares
 from world import world
 
 
@@ -48,9 +48,8 @@ def test_before_and_after_the_personal_part() -> None:
     for k, part in enumerate(experiment.tests.parts):
         theta = {**seen.after.params, **seen.clients[k].local}
         with torch.no_grad():
-            said = experiment.job.method.predict(
-                experiment.job.model, theta, experiment.tests.features.fetch(part)
-            ).argmax(1)
+            x = experiment.tests.features.fetch(part)
+            said = experiment.job.method.predict(experiment.job.model, theta, x).argmax(1)
         right += int((said.numpy() == experiment.tests.labels[part]).sum())
     assert found["overall"]["right"] == right > 0
     assert sum(found[group]["right"] for group in ("head", "mid", "tail")) == right

@@ -9,9 +9,9 @@ import torch
 from seen_rounds import seen_round
 
 from fedtailor.algorithms.alignment import alignment
-from fedtailor.evaluation.diagnostics import distance
+from fedtailor.evaluation.diagnostics import predictions
 from fedtailor.evaluation.diagnostics import round as round_module
-from fedtailor.evaluation.diagnostics.distance import tkl
+from fedtailor.evaluation.diagnostics.predictions import tkl
 from world import world
 
 
@@ -44,7 +44,7 @@ def test_some_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         return fetch(pool, indices, rng)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(seen.tests.features), "fetch", listening)
-    monkeypatch.setattr(distance, "PICTURES", 5)
+    monkeypatch.setattr(predictions, "PICTURES", 5)
     assert tkl(seen)["pictures"] == 5
     tkl(seen_round(world("fedavg", "text_prompt"), number=2))
     assert asked[0] == asked[-1] != [0, 1, 2, 3, 4]

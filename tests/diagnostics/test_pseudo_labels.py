@@ -10,7 +10,7 @@ import torch
 from seen_rounds import seen_round
 
 from fedtailor.client.job import ClientState
-from fedtailor.evaluation.diagnostics.labels import labels
+from fedtailor.evaluation.diagnostics.predictions import labels
 from fedtailor.evaluation.pseudo_labels import pseudo_label_quality, quality
 from fedtailor.labelers.base import INDEX, LABEL
 from fedtailor.runs.execute import train

@@ -15,9 +15,9 @@ from fedtailor.base.errors import UserError
 from fedtailor.cli import catalogue
 from fedtailor.client.job import ClientState
 from fedtailor.core.types import Params
-from fedtailor.evaluation.diagnostics import DIAGNOSTICS, NEEDS, RoundView
-from fedtailor.evaluation.diagnostics.scores import evenness
-from fedtailor.evaluation.metrics import Score
+from fedtailor.evaluation.diagnostics import DIAGNOSTICS, RoundView
+from fedtailor.evaluation.diagnostics.predictions import evenness
+from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.settings.run import make_run, parse, read_toml
@@ -26,6 +26,7 @@ from fedtailor.simulation.local import LocalEngine
 from world import world
 
 ANY = ("angle", "tkl", "drift", "balance", "variance")  # of any method
+NEEDY = {name for name, diagnostic in DIAGNOSTICS.items() if diagnostic.needs}
 COPL = {"tuner.visual_prompt.depth": 2, "epochs": 1}
 CASES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "promptfl": ("promptfl", "text_prompt", {}, set()),
@@ -60,7 +61,7 @@ def test_names_that_do_and_do_not_fit() -> None:
         names("promptfl", "record=tkl,angel")
     with pytest.raises(UserError, match="unknown diagnostic"):
         names("zeroshot", "record=angel")
-    for name in NEEDS:
+    for name in NEEDY:
         with pytest.raises(UserError, match=f"record={name} needs .* and this run has none; record=all takes"):
             names("promptfl", f"record={name}")
     with pytest.raises(UserError, match="record=bandit needs a bandit"):
@@ -82,7 +83,7 @@ def test_a_run_folder_says_what_it_records(tmp_path: Path) -> None:
 def test_the_list() -> None:
     rows = catalogue.rows("diagnostics")
     assert [row["name"] for row in rows] == list(DIAGNOSTICS)
-    assert {row["name"] for row in rows if row["needs"]} == set(NEEDS)
+    assert {row["name"] for row in rows if row["needs"]} == NEEDY
     assert all(re.search(r"\. (CAPT|FedPuReL|FedCoPL) (Fig|App|Sec)\.|\? FedPuReL Fig\.", row["idea"]) for row in rows)
 
 
@@ -173,9 +174,9 @@ def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch
 
 def test_evenness_by_hand() -> None:
     """Classes at 100, 50 and 0 percent: a deviation of √(5000/3); a class without test pictures counts nowhere."""
-    score = Score(50, None, None, None, 40, 33.5, per_class=(100.0, None, 50.0, 0.0))
+    score = Score({**dict.fromkeys(METRICS), "balancedness": 33.5}, per_class=(100.0, None, 50.0, 0.0))
     assert evenness(score) == {"balancedness": 33.5, "std": pytest.approx((5000 / 3) ** 0.5)}
-    assert evenness(Score(None, None, None, None, None, None, per_class=(None,))) == {"balancedness": None, "std": None}
+    assert evenness(Score(dict.fromkeys(METRICS), per_class=(None,))) == {"balancedness": None, "std": None}
     assert evenness(None) is None
 
 

@@ -20,7 +20,7 @@ from ..core.optim import LocalTraining
 from ..core.types import FIXED, LOCAL
 from ..data import DATASETS
 from ..data.partitions import PARTITIONS
-from ..evaluation.diagnostics import DIAGNOSTICS, NEEDS
+from ..evaluation.diagnostics import DIAGNOSTICS
 from ..methods import METHODS
 from ..settings.engines import ENGINES
 from ..settings.run import GROUPED, PARTS, SHORTER, Backbone, Data, Run, dataset_names, make_run
@@ -115,8 +115,8 @@ def engines() -> list[Facts]:
 
 def diagnostics() -> list[Facts]:
     return [
-        {"name": name, "needs": NEEDS[name][0] if name in NEEDS else None, "idea": first_line(measure)}
-        for name, measure in DIAGNOSTICS.items()
+        {"name": name, "needs": diagnostic.needs or None, "idea": first_line(diagnostic.measure)}
+        for name, diagnostic in DIAGNOSTICS.items()
     ]
 
 
