@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -21,7 +20,6 @@ SECTIONS = {
     "global": "global: one model for all, on the whole test set",
     "personal": "personal: each client's model on its own part of it, mean over clients",
 }
-COSTS = ("up/round", "seconds")
 MEANING = {
     "last": "after the last round",
     "last10": "mean of the last ten tested rounds",
@@ -30,8 +28,7 @@ MEANING = {
 MARKS = {"best": "bold", "second": "underline", "": ""}
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     text: str
     mark: str = ""  # a key of MARKS
 
@@ -75,7 +72,7 @@ def markdown(summary: dict[str, Any]) -> str:
 
 def columns(part: str) -> list[str]:
     shown = [metric.heading for metric in METRICS.values() if metric.compared]
-    return [*shown, *COSTS] if part == "global" else shown  # once is enough for costs
+    return [*shown, "up/round", "seconds"] if part == "global" else shown  # costs need be shown only once
 
 
 def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], list[Cell]]]:
@@ -91,10 +88,9 @@ def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], li
         for row, cells in lines:
             up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
             cells += [Cell(up), Cell(f"{row['seconds']['mean']:.1f}")]
-    by = summary.get("sort")
-    if by is None:
-        return lines
-    return sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
+    if by := summary.get("sort"):
+        lines = sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
+    return lines
 
 
 def with_error(spread: dict[str, float | None]) -> str:
