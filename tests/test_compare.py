@@ -858,7 +858,9 @@ def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
         assert {row["title"] for row, _ in lines} == set(TITLES)
         assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
     with pytest.raises(UserError, match="unknown sort"):
-        comparison.run_comparison(make_spec(["promptfl"], {}), None, sort="tale")
+        fedtailor.compare(make_spec(["promptfl"], {}), sort="tale")
+    with pytest.raises(UserError, match="a ComparisonSpec is complete"):
+        fedtailor.compare(make_spec(["promptfl"], {}), rounds=3)
 
 
 def test_a_row_without_the_number_comes_last(made: Comparison) -> None:

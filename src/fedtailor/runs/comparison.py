@@ -33,18 +33,7 @@ from ..report.comparison import markdown
 from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
 from . import execute
-from .comparison_spec import (
-    NOTE,
-    ComparedRow,
-    ComparisonSpec,
-    RowSpec,
-    Seeds,
-    difference,
-    hide_folders,
-    load_spec,
-    make_spec,
-    short_key,
-)  # fmt: skip
+from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
 from .folder import RunFolder
 from .result import PARTS
 
@@ -73,7 +62,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[RowSpec],
+    methods: Sequence[RowSpec] | ComparisonSpec,
     settings: Mapping[str, Any] | None = None,
     /,
     *,
@@ -87,29 +76,22 @@ def compare(
 ) -> Comparison:
     """Compare methods. Settings apply to all of them; a method's own stand with it. `seeds=3` means 0, 1 and 2.
 
-    `sort="overall"` puts the best row first; `jobs=2` makes two runs at a time, each in its own process.
+    `sort="overall"` puts the best row first; `jobs=2` makes two runs at a time, each in its own process. Runs that the
+    folder `out` already has are read or resumed; without a folder nothing is kept.
 
     compare(["promptfl", "promptprox:method.mu=0.1", ("fedavg", {"tuner": "lora"})], {"data.alpha": 0.5}, seeds=3)
     """
-    spec = make_spec(methods, {**(settings or {}), **more}, seeds)
-    return run_comparison(spec, None if out is None else Path(out), number, callback, sort, jobs)
-
-
-def run_comparison(
-    spec: ComparisonSpec,
-    folder: Path | None,
-    number: str = "last",
-    callback: ComparisonCallback = SILENT,
-    sort: str | None = None,
-    jobs: int = 1,
-) -> Comparison:
-    """Run, resume or read every run, and compare them. Without a folder nothing is kept."""
+    given = {**(settings or {}), **more}
+    spec = methods if isinstance(methods, ComparisonSpec) else make_spec(methods, given, seeds)
+    if spec is methods and (given or seeds is not None):
+        raise UserError("a ComparisonSpec is complete; give further settings to make_spec")
     if number not in NUMBERS:
         raise unknown("number", number, NUMBERS)
     if sort is not None and sort not in METRICS:
         raise unknown("sort", sort, METRICS)
     if jobs < 1:
         raise UserError(f"jobs={jobs}: 1 or more runs at a time")
+    folder = None if out is None else Path(out)
     if folder is not None:
         check_folder(spec, folder)
     runs: list[PlacedRun] = [(row, run, folder and folder / place) for row, run, place in spec.runs()]
@@ -183,20 +165,16 @@ def run_or_read(run: Run, folder: Path | None, callback: execute.Callback = exec
 def summarise(
     spec: ComparisonSpec, found: dict[str, list[Summary]], number: str, sort: str | None, folder: Path | None
 ) -> Summary:
+    versions = {"fedtailor": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "rows": [table_row(row, found[row.title], number) for row in spec.rows],
         "seeds": list(spec.seeds),
         "number": number,
         "sort": sort,
-        "same": {short_key(key): hide_folders(v) for key, v in spec.rows[-1].common.items() if v != ""},
+        "same": spec.same,
         "command": spec.command,
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": {
-            "fedtailor": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "Python": platform.python_version(),
-        },
+        "versions": {**versions, "Python": platform.python_version()},
         "folder": None if folder is None else str(folder),
     }
 
@@ -222,10 +200,8 @@ def table_row(row: ComparedRow, runs: Sequence[Summary], number: str) -> dict[st
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     """Mean and sample standard deviation over the seeds that have the number."""
     known = [value for value in values if value is not None]
-    return {
-        "mean": round(fmean(known), 4) if known else None,
-        "std": round(stdev(known), 4) if len(known) > 1 else None,
-    }
+    mean, std = fmean(known) if known else None, stdev(known) if len(known) > 1 else None
+    return {"mean": mean and round(mean, 4), "std": std and round(std, 4)}
 
 
 def as_json(value: Any) -> bytes:

@@ -68,6 +68,11 @@ class ComparisonSpec:
         return names
 
     @property
+    def same(self) -> dict[str, Any]:
+        """What is equal in all rows, by short keys."""
+        return {short_key(key): hide_folders(value) for key, value in self.rows[-1].common.items() if value != ""}
+
+    @property
     def command(self) -> str:
         rows = [":".join([row.method, *filter(None, [",".join(pairs(row.own))])]) for row in self.rows]
         n, listed = len(self.seeds), ",".join(map(str, self.seeds))
@@ -80,8 +85,7 @@ class ComparisonSpec:
             {"method": row.method, "settings": row.own, "folder": folder, "run": row.resolved}
             for row, folder in zip(self.rows, self.folders, strict=True)
         ]
-        note = {"version": __version__, "seeds": self.seeds, "settings": self.settings, "rows": rows}
-        return dict(json.loads(json.dumps(note)))  # as it comes back from the file
+        return {"version": __version__, "seeds": self.seeds, "settings": self.settings, "rows": rows}
 
 
 def pairs(settings: Mapping[str, Any]) -> list[str]:
