@@ -145,7 +145,7 @@ def test_a_model_with_parameters_of_its_own() -> None:
     client = ClientState(local={"x": number(5)})
     assert theta(Personal(), 0, client) == {"g": 10, "c": 11, "x": 5, "f": 0}
     assert theta(Personal(), 1, client) == {"g": 10, "c": 77, "x": 5, "f": 0}
-    assert theta(Personal(), 1, ClientState()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # not visited yet: the first value
+    assert theta(Personal(), 1, ClientState()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # no step yet: the first value
 
 
 def test_a_model_without_parameters_of_its_own() -> None:

@@ -12,6 +12,8 @@ import pytest
 from rich.console import Console
 
 import fedtailor
+from fedtailor.base.errors import UserError
+from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.data.groups import Groups
 from fedtailor.evaluation.metrics import METRICS, Metric, Predictions, Score, balancedness, mean_score, score
 from fedtailor.remote.messages import EvaluateReply, decode_message, encode_message
@@ -99,6 +101,28 @@ def test_a_score_has_every_metric_and_no_other(values: dict[str, float | None]) 
         Score(values)
 
 
+def reply_with(personal: Score) -> EvaluateReply:
+    there = {"run": "0" * 32, "client": 0, "serial": "00c0ffee-1"}
+    return EvaluateReply(**there, personal=personal, shared=personal, zero_shot=personal, pseudo=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"values": {"overall": 50.0}}, "personal: .*a score consists of"),
+        ({"values": {**dict.fromkeys(METRICS), "price": 3.0}}, "personal: .*a score consists of"),
+        ({"values": {**dict.fromkeys(METRICS), "tail": math.nan}}, "personal.values.tail: .*finite"),
+        ({"per_class": [math.inf]}, "personal.per_class.0: .*finite"),
+    ],
+)
+def test_a_wrong_score_from_a_remote_client_is_refused(change: dict[str, Any], why: str) -> None:
+    groups, note = from_bytes(encode_message(reply_with(counted([0], [0]))))
+    (body,) = (value for value in note.values() if isinstance(value, dict) and "personal" in value)
+    body["personal"] |= change
+    with pytest.raises(UserError, match=why):
+        decode_message(to_bytes(groups, note))
+
+
 def worst_class(found: Predictions) -> float:
     return float(np.nanmin(found.class_accuracy))
 
@@ -128,10 +152,7 @@ def test_a_new_metric_is_one_function_and_one_line(
     assert capture.get().count("worst class") == 2
 
     sent = counted([0, 0, 1], [0, 3, 1])
-    reply = EvaluateReply(
-        run="0" * 32, client=0, serial="00c0ffee-1", personal=sent, shared=sent, zero_shot=sent, pseudo=None
-    )
-    back, _ = decode_message(encode_message(reply))
+    back, _ = decode_message(encode_message(reply_with(sent)))
     assert isinstance(back, EvaluateReply)
     assert back.personal == sent
     assert back.personal.values["worst_class"] == 50
