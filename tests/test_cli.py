@@ -17,7 +17,7 @@ import fedtailor
 from fedtailor.cli import app as main
 from fedtailor.cli import catalogue, words
 from fedtailor.cli import installation as doctor
-from fedtailor.evaluation.metrics import NAMES
+from fedtailor.evaluation.metrics import METRICS
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
@@ -65,7 +65,7 @@ def test_run_json(call: Call, words: list[str], tmp_path: Path) -> None:
     assert (answer.code, answer.err) == (0, "")
     summary = json.loads(answer.out)
     assert set(summary) >= KEYS
-    assert all(set(summary[part]) == set(NAMES) for part in ("zero_shot", "global", "personal"))
+    assert all(set(summary[part]) == set(METRICS) for part in ("zero_shot", "global", "personal"))
     assert (summary["method"], summary["tuner"], summary["seed"], summary["rounds"]) == (
         "promptfl",
         "text_prompt",

@@ -23,7 +23,7 @@ from fedtailor.base.errors import UserError
 from fedtailor.base.rng import generator
 from fedtailor.cli import main
 from fedtailor.cli.progress import Comparing
-from fedtailor.evaluation.metrics import NAMES
+from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
 from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
 from fedtailor.runs import comparison
@@ -80,13 +80,13 @@ def untimed(made: Comparison) -> dict[str, Any]:
     ],
 )
 def test_a_row_with_its_own_settings(word: str, name: str, own: dict[str, Any]) -> None:
-    """After the colon; a comma parts two settings only where a key follows."""
+    """After the colon; a comma separates two settings only where a key follows."""
     assert parse_row(word) == (name, own)
     assert parse_row((name, own)) == (name, own)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("promptfl:rounds", "promptfl:rounds: 'rounds' is not key=value"),
         ("promptfl:", "promptfl:: '' is not key=value"),
@@ -96,10 +96,10 @@ def test_a_row_with_its_own_settings(word: str, name: str, own: dict[str, Any]) 
         ("promptfl:method=fedclip", "promptfl: method.name cannot be set for one row alone"),
     ],
 )
-def test_a_row_that_is_wrong(word: str, told: str) -> None:
+def test_a_row_that_is_wrong(word: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_row(word)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_which_words_are_rows() -> None:
@@ -186,7 +186,7 @@ def test_zero_shot_stands_on_the_others_federation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "told"),
+    ("methods", "message"),
     [
         (["promptfl", "fedclip:rounds=7"], "rounds: 40 in promptfl, 7 in fedclip rounds=7;"),
         (["promptfl:clients=7", "fedclip"], "clients: 7 in promptfl clients=7, 20 in fedclip;"),
@@ -202,17 +202,17 @@ def test_zero_shot_stands_on_the_others_federation() -> None:
         (["zeroshot:clients=3"], "clients: 20 in zeroshot, 3 in zeroshot clients=3"),
     ],
 )
-def test_rows_that_differ_where_they_must_not(methods: list[str], told: str) -> None:
+def test_rows_that_differ_where_they_must_not(methods: list[str], message: str) -> None:
     """The key, the values, the rows, and what to do."""
     with pytest.raises(UserError) as caught:
         make_spec(methods, {})
-    key = told.partition(":")[0]
-    assert f"the rows differ in {told}" in str(caught.value)
+    key = message.partition(":")[0]
+    assert f"the rows differ in {message}" in str(caught.value)
     assert str(caught.value).endswith(f"it must be equal, so give {key}=… once, for all")
 
 
 def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a method brings other numbers of clients and rounds, it is told; given once, it is well."""
+    """A method with other numbers of clients and rounds is an error that names them, unless they are given for all."""
     monkeypatch.setitem(METHODS, "fedclip", replace(METHODS["fedclip"], settings={"rounds": 5, "clients": 8}))
     with pytest.raises(UserError, match="differ in rounds: 40 in promptfl, 5 in fedclip"):
         make_spec(["promptfl", "fedclip"], {})
@@ -222,7 +222,7 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("methods", "settings", "told"),
+    ("methods", "settings", "message"),
     [
         ([], {}, "no method is named"),
         (["fedprx"], {}, "unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)"),
@@ -235,10 +235,10 @@ def test_a_methods_own_settings_may_differ_from_anothers(monkeypatch: pytest.Mon
         (["zeroshot:rounds=9"], {}, "are the same; leave one of them out"),
     ],
 )
-def test_mistakes(methods: list[str], settings: dict[str, Any], told: str) -> None:
+def test_mistakes(methods: list[str], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         make_spec(methods, settings)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any]) -> None:
@@ -283,8 +283,8 @@ def test_summary(made: Comparison, folder: Path) -> None:
         assert (row["method"], row["seeds"], row["labels"]) == (row["title"].split()[0], [0, 1], "given")
         runs = [result(folder, name, seed) for seed in (0, 1)]
         for part in ("global", "personal"):
-            assert set(row[part]) == set(NAMES)
-            for number in NAMES:
+            assert set(row[part]) == set(METRICS)
+            for number in METRICS:
                 a, b = (run[part][number] for run in runs)
                 assert row[part][number]["mean"] == pytest.approx((a + b) / 2, abs=1e-4)
                 assert row[part][number]["std"] == pytest.approx(abs(a - b) / 2**0.5, abs=1e-4)  # n − 1 = 1
@@ -349,7 +349,7 @@ def invented(*means: float | None) -> dict[str, Any]:
     """A summary with one row for each mean, the same in every column."""
 
     def row(i: int, mean: float | None) -> dict[str, Any]:
-        numbers = {name: {"mean": mean, "std": None} for name in NAMES}
+        numbers = {name: {"mean": mean, "std": None} for name in METRICS}
         cost = {"mean": 3000.0, "std": None}
         costs = {"bytes_up": cost, "seconds": cost, "rounds": 3}
         return {"title": f"row{i}", "labels": "given", "global": numbers, "personal": numbers, **costs}
@@ -396,12 +396,12 @@ def test_marks_in_markdown_and_on_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [("last", "after the last round"), ("last10", "last ten"), ("best", "the test set chose")]
+    ("number", "message"), [("last", "after the last round"), ("last10", "last ten"), ("best", "the test set chose")]
 )
-def test_captions(number: str, told: str) -> None:
+def test_captions(number: str, message: str) -> None:
     """Which number it is; that `best` was chosen by the test set; how many seeds."""
     summary = {**invented(1.0), "number": number}
-    assert told in caption(summary)
+    assert message in caption(summary)
     assert "one seed (4)" in caption(summary)
     assert "sample standard deviation over n = 3 seeds" in caption({**summary, "seeds": [0, 1, 2]})
     assert caption(summary) in markdown(summary)
@@ -506,7 +506,7 @@ from pathlib import Path
 import torch
 import fedtailor
 import sklearn.metrics
-from fedtailor import api, comparison, store
+from fedtailor.runs import comparison, execute, folder as run_folder
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
@@ -515,7 +515,7 @@ def die():
 
 def arm(moment):
     name, when, nth = moment.split()
-    seen, write = [], store.write
+    seen, write = [], run_folder.write_atomic
 
     def new_write(path, data):
         if path.name == name:
@@ -529,7 +529,7 @@ def arm(moment):
         if due:
             die()
 
-    store.write = api.write = comparison.write = new_write
+    run_folder.write_atomic = execute.write_atomic = comparison.write_atomic = new_write
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ends = {}
@@ -583,7 +583,7 @@ def test_killed_and_gone_on(moment: str, killed: Path, small: dict[str, Any], ma
 
 
 @pytest.mark.parametrize(
-    ("methods", "change", "seeds", "told"),
+    ("methods", "change", "seeds", "message"),
     [
         (ROWS[:2], {}, 2, "its rows are zeroshot, promptfl, promptprox method.mu=0.7, fedclip, not zeroshot, promptfl"),
         ([*ROWS[:2], "fedclip:lr=1"], {}, 2, "its rows are zeroshot, promptfl, promptprox method.mu=0.7, fedclip, not"),
@@ -598,16 +598,16 @@ def test_another_comparisons_folder(
     methods: list[str],
     change: dict[str, Any],
     seeds: Any,
-    told: str,
+    message: str,
     small: dict[str, Any],
     made: Comparison,
     folder: Path,
 ) -> None:
-    """It is left alone, and what differs is told."""
+    """It is left alone, and the error says what differs."""
     before = (folder / "compare.json").read_bytes()
     with pytest.raises(UserError) as caught:
         fedtailor.compare(methods, {**small, **change}, seeds=seeds, out=folder, callback=Deaf())
-    assert f"{folder} holds another comparison: {told}" in str(caught.value)
+    assert f"{folder} holds another comparison: {message}" in str(caught.value)
     assert f"fedtailor compare --resume {folder}" in str(caught.value)
     assert (folder / "compare.json").read_bytes() == before
 
@@ -627,21 +627,21 @@ def test_a_setting_that_has_come_in_since(made: Comparison, small: dict[str, Any
 
 def test_folders_that_are_none(small: dict[str, Any], tmp_path: Path) -> None:
     """A file, a folder with something else in it, one of another version, one that is damaged."""
-    (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match=r"letter\.txt is a file; choose another --out"):
-        fedtailor.compare(ROWS, small, out=tmp_path / "letter.txt")
+    (tmp_path / "notes.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"notes\.txt is a file; choose another --out"):
+        fedtailor.compare(ROWS, small, out=tmp_path / "notes.txt")
     with pytest.raises(UserError, match="is not empty, and holds no comparison; choose another --out"):
         fedtailor.compare(ROWS, small, out=tmp_path)
     with pytest.raises(UserError, match=r"is not a comparison's folder: it has no compare\.json"):
         load_spec(tmp_path)
     note = {**make_spec(ROWS, small).note(), "number": "last"}
-    for text, told in (
+    for text, message in (
         (json.dumps({**note, "version": "0.0.1"}), "was written by fedtailor 0.0.1, this is"),
         ("{", "is damaged"),
         ("{}", "is damaged: it lacks number, rows, seeds, settings, version"),
     ):
         (tmp_path / "compare.json").write_text(text)
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             fedtailor.compare(ROWS, small, out=tmp_path)
 
 
@@ -666,7 +666,7 @@ def test_two_at_once(small: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "change", "told"),
+    ("methods", "change", "message"),
     [
         (["promptfl", "fedavg:tuner=coupled,tuner.depth=9"], {}, "fedavg tuner=coupled tuner.depth=9: depth=9: both"),
         (["promptfl"], {"backbone": "nowhere"}, "backbone 'nowhere': there is no such folder"),
@@ -674,12 +674,12 @@ def test_two_at_once(small: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_what_only_shows_later_shows_before_the_first_run(
-    methods: list[str], change: dict[str, Any], told: str, small: dict[str, Any], tmp_path: Path
+    methods: list[str], change: dict[str, Any], message: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
     """An impossible last row costs no work on the first, and leaves no folder."""
     with pytest.raises(UserError) as caught:
         fedtailor.compare(methods, {**small, **change}, out=tmp_path / "it", callback=Deaf())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "it").exists()
 
 
@@ -698,7 +698,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedtailor", "compare", *words])
         code: Any = 0
         try:
-            main.main()
+            main()
         except SystemExit as end:
             code = end.code
         return int(code or 0), *capsys.readouterr()
@@ -750,7 +750,7 @@ def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "told"),
+    ("mistake", "message"),
     [
         ([], "no method is named"),
         (["--resume", "nowhere"], "nowhere is not a comparison's folder"),
@@ -762,13 +762,13 @@ def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
         (["promptfl", "data.root=nowhere", "data=cifar10"], "is missing; download"),
     ],
 )
-def test_mistakes_leave_nothing(call: Call, words: list[str], tmp_path: Path, mistake: list[str], told: str) -> None:
+def test_mistakes_leave_nothing(call: Call, words: list[str], tmp_path: Path, mistake: list[str], message: str) -> None:
     """Exit code 2, the message alone on stderr, and no folder made."""
     given = {word.partition("=")[0] for word in mistake}
     rest = [] if "--resume" in mistake else [w for w in words if w.partition("=")[0] not in given]
     code, out, err = call(*mistake, *rest, "--json")
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -779,7 +779,7 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Comparing, "finished", stop)
+        patch.setattr(Comparing, "on_round", stop)
         code, _, err = call("promptfl", *words, "--out", "mine")
     assert code != 0
     assert "stopped; go on with: fedtailor compare --resume mine" in err
@@ -797,7 +797,7 @@ def test_progress(small: dict[str, Any]) -> None:
 
     class Recording(Comparing):
         def on_round(self, record: Any, rounds: int) -> None:
-            super().finished(record, rounds)
+            super().on_round(record, rounds)
             seen.append([f"{task.description} {task.completed}/{task.total}" for task in self.bars.tasks])
             assert "promptfl" in self.bars.tasks[0].fields["note"]
 
@@ -806,7 +806,7 @@ def test_progress(small: dict[str, Any]) -> None:
     assert seen == [["runs 1/4", "promptfl: round 1/1"], ["runs 3/4", "promptfl: round 1/1"]]
 
 
-def test_the_lineup_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_spec_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
     spec: ComparisonSpec = make_spec([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
     (tmp_path / "compare.json").write_text(json.dumps({**spec.note(), "number": "best", "sort": "tail"}))
@@ -843,7 +843,7 @@ def test_two_at_a_time_give_the_same_numbers(small: dict[str, Any], made: Compar
     assert (tmp_path / "two" / "table.md").is_file()
 
 
-def test_what_goes_wrong_in_one_process_is_told(small: dict[str, Any], tmp_path: Path) -> None:
+def test_an_error_in_one_process_ends_the_comparison(small: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training diverged"):
         fedtailor.compare(["promptfl:lr=1e38", "fedclip"], small, out=tmp_path / "two", jobs=2)
     with pytest.raises(UserError, match="jobs=0"):
@@ -858,7 +858,9 @@ def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
         assert {row["title"] for row, _ in lines} == set(TITLES)
         assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
     with pytest.raises(UserError, match="unknown sort"):
-        comparison.run_comparison(make_spec(["promptfl"], {}), None, sort="tale")
+        fedtailor.compare(make_spec(["promptfl"], {}), sort="tale")
+    with pytest.raises(UserError, match="a ComparisonSpec is complete"):
+        fedtailor.compare(make_spec(["promptfl"], {}), rounds=3)
 
 
 def test_a_row_without_the_number_comes_last(made: Comparison) -> None:

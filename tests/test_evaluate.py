@@ -38,7 +38,7 @@ def some_theta(experiment: Experiment, seed: int) -> Params:
 def test_chunks_change_no_prediction(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """One picture at a time, seven, or all at once."""
     theta, found = some_theta(experiment, 1), list[Indices]()
-    one = 4 * experiment.tests.pool.fetch(np.arange(1)).numel()
+    one = 4 * experiment.tests.features.fetch(np.arange(1)).numel()
     for room in (1, 7 * one, 1 << 30):
         monkeypatch.setattr(testing, "CHUNK_BYTES", room)
         with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_model_with_parameters_of_its_own() -> None:
     client = ClientState(local={"x": number(5)})
     assert theta(Personal(), 0, client) == {"g": 10, "c": 11, "x": 5, "f": 0}
     assert theta(Personal(), 1, client) == {"g": 10, "c": 77, "x": 5, "f": 0}
-    assert theta(Personal(), 1, ClientState()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # not visited yet: the first value
+    assert theta(Personal(), 1, ClientState()) == {"g": 10, "c": 77, "x": 0, "f": 0}  # no step yet: the first value
 
 
 def test_a_model_without_parameters_of_its_own() -> None:
@@ -160,6 +160,6 @@ def test_a_client_is_tested_on_its_own_part(experiment: Experiment) -> None:
     found = score_client(experiment.job, server, 2, ClientState(tuned=mine), experiment.tests)
     part, labels = experiment.tests.parts[2], dataset().test.labels
     with torch.no_grad():
-        predicted = experiment.job.model.logits(mine, experiment.tests.pool.fetch(part)).argmax(1).numpy()
+        predicted = experiment.job.model.logits(mine, experiment.tests.features.fetch(part)).argmax(1).numpy()
     assert found.overall == pytest.approx(100 * np.mean(predicted == labels[part]))
     assert found.per_class != score_client(experiment.job, server, 2, ClientState(), experiment.tests).per_class

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.core.types import Params
-from fedtailor.evaluation.metrics import Score
+from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.remote.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -30,7 +30,7 @@ from fedtailor.remote.messages import (
 
 RUN, SERIAL = "0123456789abcdef" * 2, "00c0ffee-12"
 TO: dict[str, Any] = {"run": RUN, "client": 3, "serial": SERIAL}
-SCORE = Score(100 / 3, 0.1 + 0.2, None, 50.0, 1e-17, 99.9, (None, 0.0, 100.0), worst=None)
+SCORE = Score(dict(zip(METRICS, (100 / 3, 0.1 + 0.2, None, 50.0, 1e-17, 99.9), strict=True)), (None, 0.0, 100.0))
 LETTERS: dict[str, Message] = {
     "charter": Invitation(
         run=RUN,

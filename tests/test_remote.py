@@ -436,8 +436,9 @@ MARKS: dict[str, tuple[Change, str]] = {
     "garbage": (lambda data: b"?", "not one of ours"),
     "too few classes": (personal(per_class=[50.0]), "scores of 5 classes"),
     "no classes": (personal(per_class=[]), "scores of 5 classes"),
-    "NaN": (personal(overall=NAN), "personal.overall: .*finite"),
-    "not a number": (personal(overall="all"), "not one of ours"),
+    "NaN": (personal(values={"overall": NAN}), "personal.values.overall: .*finite"),
+    "not a number": (personal(values={"overall": "all"}), "not one of ours"),
+    "other metrics": (personal(values={"overall": 50.0}), "personal: .*a score consists of"),
     "an answer": (lambda data: note(kind="answer")(data), "not one of ours"),
     "another client's": (note(client=3), "it answered another letter"),
 }

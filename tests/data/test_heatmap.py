@@ -10,7 +10,7 @@ from fedtailor.data.dataset import Split
 from fedtailor.data.federation import federate
 from fedtailor.data.groups import Cumulative
 from fedtailor.data.partitions.iid import Iid
-from fedtailor.report.heatmap import counts_table, save_heatmap, shade, terminal_heatmap
+from fedtailor.report.heatmap import TerminalHeatmap, counts_table, save_heatmap, shade
 
 
 def shown(renderable: RenderableType, width: int = 100) -> list[str]:
@@ -50,19 +50,20 @@ def test_shades_are_equal_steps_of_the_logarithm() -> None:
 def test_the_heatmap_fits_and_says_what_it_sums() -> None:
     rng = np.random.default_rng(0)
     for clients, classes in ((20, 10), (20, 200), (3, 1), (100, 1000)):
-        lines = shown(terminal_heatmap(rng.integers(0, 300, (clients, classes))))
+        lines = shown(TerminalHeatmap(rng.integers(0, 300, (clients, classes))))
         assert max(map(len, lines)) <= 100
         assert any("sum of" in line and "classes" in line for line in lines) == (classes > 90)
         assert any("sum of" in line and "clients" in line for line in lines) == (clients > 40)
-    empty = shown(terminal_heatmap(np.zeros((2, 3), dtype=np.int64)))
+    empty = shown(TerminalHeatmap(np.zeros((2, 3), dtype=np.int64)))
     assert empty[0].rstrip().endswith("·········")
 
 
 def test_the_picture_is_saved_without_touching_pyplot(tmp_path: Path) -> None:
     import matplotlib.pyplot as plt
 
+    open_before = plt.get_fignums()
     for name, counts in (("a.png", np.arange(200).reshape(20, 10)), ("b.png", np.zeros((1, 1), dtype=np.int64))):
         save_heatmap(counts, tmp_path / name)
         with Image.open(tmp_path / name) as picture:
             assert min(picture.size) > 100
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == open_before

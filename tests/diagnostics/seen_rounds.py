@@ -19,8 +19,8 @@ def seen_round(experiment: Experiment, number: int = 1) -> RoundView:
         server, cohort = run_round(experiment, server, engine)
         if server.round == number:
             return RoundView(
-                experiment.job, experiment.federation, experiment.tests, experiment.client_data, before, server, clients,
-                engine.clients, engine.trace, cohort,
+                experiment.job, experiment.federation, experiment.tests, experiment.client_data, before, server,
+                clients, engine.clients, engine.trace, cohort,
             )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def test_a_round_of_fedavg(tuner: str) -> None:
     for k in seen.cohort:
         batch = seen.batch(k, 64, "angle")
         assert batch is not None
-        assert len(batch.x) == len(seen.engine.data[k]) < 64
+        assert len(batch.x) == len(seen.data[k]) < 64
         theta = {n: v.clone().requires_grad_() for n, v in seen.before.params.items()}
         task = gradient_of(lambda theta, batch: task_loss(model.logits(theta, batch.x), batch))(theta, batch)
         align = gradient_of(
@@ -62,12 +62,12 @@ def test_only_what_is_shared_is_differentiated_by() -> None:
     assert by[0] is theta["global.text.ctx"]
     assert torch.equal(by[0], purel.before.params["global.text.ctx"])
     copl = seen_round(fedcopl(), number=3)
-    k = next(k for k in copl.cohort if copl.clients[k].local)
+    k = next(k for k in copl.cohort if copl.clients_before[k].local)
     theta, by = leaves(copl, k)
     assert len(by) == 1
     assert by[0] is theta["visual.ctx"]
-    assert torch.equal(theta["text.ctx"], copl.clients[k].local["text.ctx"])
-    assert not torch.equal(theta["text.ctx"], copl.engine.clients[k].local["text.ctx"])
+    assert torch.equal(theta["text.ctx"], copl.clients_before[k].local["text.ctx"])
+    assert not torch.equal(theta["text.ctx"], copl.clients[k].local["text.ctx"])
     assert angle(copl)["degrees"] is not None
 
 

@@ -12,7 +12,7 @@ from seen_rounds import seen_round
 from fedtailor.base.errors import UserError
 from fedtailor.client.job import ClientState
 from fedtailor.data.groups import Groups
-from fedtailor.evaluation.diagnostics.branches import branches, owing, shares
+from fedtailor.evaluation.diagnostics.predictions import branches, owing, shares
 from world import world
 
 
@@ -46,11 +46,10 @@ def test_before_and_after_the_personal_part() -> None:
     assert found is not None
     right = 0
     for k, part in enumerate(experiment.tests.parts):
-        theta = {**seen.after.params, **seen.engine.clients[k].local}
+        theta = {**seen.after.params, **seen.clients[k].local}
         with torch.no_grad():
-            said = experiment.job.method.predict(experiment.job.model, theta, experiment.tests.pool.fetch(part)).argmax(
-                1
-            )
+            x = experiment.tests.features.fetch(part)
+            said = experiment.job.method.predict(experiment.job.model, theta, x).argmax(1)
         right += int((said.numpy() == experiment.tests.labels[part]).sum())
     assert found["overall"]["right"] == right > 0
     assert sum(found[group]["right"] for group in ("head", "mid", "tail")) == right
@@ -68,9 +67,9 @@ def test_a_personal_branch_that_says_less() -> None:
             return l_G, -l_G / 2
 
     local = {"local.text.ctx": seen.job.start["local.text.ctx"]}
-    seen.engine.clients = {k: ClientState(local) for k in seen.engine.clients}
+    clients = {k: ClientState(local) for k in seen.clients}
     job = replace(seen.job, method=Quiet(**dict(method)))
-    found = branches(replace(seen, experiment=replace(seen.experiment, job=job)))
+    found = branches(replace(seen, job=job, clients=clients))
     assert found is not None
     assert found["overall"] == {"global": 100, "personal": 0, "right": found["overall"]["right"]}
     assert found["overall"]["right"] > 0

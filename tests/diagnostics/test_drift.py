@@ -73,7 +73,7 @@ def test_a_methods_prefix_changes_no_tower() -> None:
 def test_a_round_of_fedavg() -> None:
     """From what each client last trained, minus what it was sent."""
     seen = seen_round(world("fedavg", "text_prompt+visual_prompt"), number=2)
-    tuned = {k: seen.engine.clients[k].tuned for k in seen.cohort}
+    tuned = {k: seen.clients[k].tuned for k in seen.cohort}
     found = drift(seen)
     for tower, name in (("text", "text.ctx"), ("image", "visual.ctx")):
         moved = torch.stack([(tuned[k][name] - seen.before.params[name]).double().flatten() for k in seen.cohort])
@@ -89,7 +89,7 @@ def test_what_stays_with_a_client_counts() -> None:
     seen = seen_round(fedcopl(fraction=1.0), number=2)
     moved = torch.stack(
         [
-            (seen.engine.clients[k].local["text.ctx"] - seen.clients[k].local["text.ctx"]).double().flatten()
+            (seen.clients[k].local["text.ctx"] - seen.clients_before[k].local["text.ctx"]).double().flatten()
             for k in seen.cohort
         ]
     )
@@ -100,12 +100,11 @@ def test_what_stays_with_a_client_counts() -> None:
 def test_of_several_passes_each_parameter_has_its_own() -> None:
     """Interleaved FedPuReL trains φ_g, then φ_k; asking for labels or counts changes nothing."""
     seen = seen_round(world("fedpurel", "text_prompt", **{"method.schedule": "interleaved"}), number=2)
-    assert seen.engine.trace is not None
-    passes = [sorted(changed(seen.job, traffic)) for traffic in seen.engine.trace]
+    passes = [sorted(changed(seen.job, trace)) for trace in seen.trace]
     assert passes == [["global.text.ctx"]] * 2 + [["local.text.ctx"]] * 2
     assert drift(seen)["all"]["clients"] == 2
-    one = {t.client: changed(seen.job, t)["global.text.ctx"] for t in seen.engine.trace[:2]}
-    two = {t.client: changed(seen.job, t)["local.text.ctx"] for t in seen.engine.trace[2:]}
+    one = {t.client: changed(seen.job, t)["global.text.ctx"] for t in seen.trace[:2]}
+    two = {t.client: changed(seen.job, t)["local.text.ctx"] for t in seen.trace[2:]}
     m = torch.stack([torch.cat([one[k].flatten(), two[k].flatten()]) for k in seen.cohort])
     assert drift(seen)["text"] == spread(m)
 
@@ -117,11 +116,11 @@ def capt(**more: object) -> Experiment:
 def test_what_a_client_holds_back_counts() -> None:
     """CAPT's F_k between two global aggregations: since it was last the server's."""
     seen = seen_round(capt(**{"method.bandit": False, "method.period": 4}), number=3)
-    assert all("couple.0.bias" not in t.reply.params for t in seen.engine.trace or [])
+    assert all("couple.0.bias" not in t.reply.params for t in seen.trace)
     name = "couple.0.bias"
-    moves = {t.client: changed(seen.job, t) for t in seen.engine.trace or []}
+    moves = {t.client: changed(seen.job, t) for t in seen.trace}
     for k in seen.cohort:
-        now, sent = seen.engine.clients[k].memory[name], seen.before.params[name]
+        now, sent = seen.clients[k].memory[name], seen.before.params[name]
         assert torch.equal(moves[k][name], now.double() - sent.double())
     assert drift(seen)["image"]["clients"] == 4
 
@@ -129,7 +128,4 @@ def test_what_a_client_holds_back_counts() -> None:
 def test_the_servers_own_data_is_no_client() -> None:
     """Not even if a pass trained on it."""
     seen = seen_round(world("fedavg", "text_prompt"))
-    found, traffic = drift(seen), seen.engine.trace
-    assert traffic is not None
-    traffic.append(replace(traffic[0], client=OWN))
-    assert drift(seen) == found
+    assert drift(replace(seen, trace=[*seen.trace, replace(seen.trace[0], client=OWN)])) == drift(seen)

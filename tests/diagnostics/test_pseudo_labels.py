@@ -10,11 +10,12 @@ import torch
 from seen_rounds import seen_round
 
 from fedtailor.client.job import ClientState
-from fedtailor.evaluation.diagnostics.labels import labels
+from fedtailor.evaluation.diagnostics.predictions import labels
 from fedtailor.evaluation.pseudo_labels import pseudo_label_quality, quality
 from fedtailor.labelers.base import INDEX, LABEL
 from fedtailor.runs.execute import train
 from fedtailor.runs.result import summarise
+from fedtailor.simulation.engine import make_engine
 from world import CLIENTS, NAMES, dataset, world
 
 
@@ -55,8 +56,8 @@ def test_labels_count_in_a_clients_own_pictures() -> None:
 
 def test_zero_shot_labels() -> None:
     """Every picture has one; they are as good as zero-shot CLIP is on the training set, in every part of it."""
-    seen = seen_round(world("fedavg", "text_prompt", labels="zeroshot"))
-    truths, experiment = dataset().train.labels, seen.experiment
+    experiment = world("fedavg", "text_prompt", labels="zeroshot")
+    seen, truths = seen_round(experiment), dataset().train.labels
     assert truths is not None
     said = (
         experiment.job.model.zero_shot_logits(experiment.client_data[0]._pool.fetch(np.arange(len(truths))))
@@ -65,7 +66,7 @@ def test_zero_shot_labels() -> None:
     )
     found = labels(seen)
     assert found is not None
-    assert found["overall"] == pseudo_label_quality(experiment.federation, seen.engine.clients)
+    assert found["overall"] == pseudo_label_quality(experiment.federation, seen.clients)
     assert found["overall"] == {
         "accuracy": pytest.approx(100 * np.mean(said == truths)), "coverage": 100, "labelled": 45, "samples": 45,
     }  # fmt: skip
@@ -80,12 +81,13 @@ def test_zero_shot_labels() -> None:
 
 def test_truths_that_nobody_has() -> None:
     """Given labels are not pseudo-labels, and data without any has nothing to compare with."""
-    assert pseudo_label_quality(world("fedavg", "text_prompt"), {}) is None
+    given = world("fedavg", "text_prompt")
+    assert make_engine(given).pseudo_labels(given) is None
     seen = seen_round(world("fedavg", "text_prompt", labels="zeroshot"))
     blind = replace(dataset(), train=replace(dataset().train, labels=None))
-    experiment = replace(seen.experiment, federation=replace(seen.experiment.federation, dataset=blind))
-    assert pseudo_label_quality(experiment.federation, seen.engine.clients) is None
-    assert labels(replace(seen, experiment=experiment)) is None
+    federation = replace(seen.federation, dataset=blind)
+    assert pseudo_label_quality(federation, seen.clients) is None
+    assert labels(replace(seen, federation=federation)) is None
 
 
 def test_every_record_and_the_summary() -> None:

@@ -15,9 +15,9 @@ from fedtailor.base.errors import UserError
 from fedtailor.cli import catalogue
 from fedtailor.client.job import ClientState
 from fedtailor.core.types import Params
-from fedtailor.evaluation.diagnostics import DIAGNOSTICS, NEEDS, RoundView
-from fedtailor.evaluation.diagnostics.scores import evenness
-from fedtailor.evaluation.metrics import Score
+from fedtailor.evaluation.diagnostics import DIAGNOSTICS, RoundView
+from fedtailor.evaluation.diagnostics.predictions import evenness
+from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.settings.keys import parse
@@ -27,6 +27,7 @@ from fedtailor.simulation.local import LocalEngine
 from world import world
 
 ANY = ("angle", "tkl", "drift", "balance", "variance")  # of any method
+NEEDY = {name for name, diagnostic in DIAGNOSTICS.items() if diagnostic.needs}
 COPL = {"tuner.visual_prompt.depth": 2, "epochs": 1}
 CASES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "promptfl": ("promptfl", "text_prompt", {}, set()),
@@ -61,7 +62,7 @@ def test_names_that_do_and_do_not_fit() -> None:
         names("promptfl", "record=tkl,angel")
     with pytest.raises(UserError, match="unknown diagnostic"):
         names("zeroshot", "record=angel")
-    for name in NEEDS:
+    for name in NEEDY:
         with pytest.raises(UserError, match=f"record={name} needs .* and this run has none; record=all takes"):
             names("promptfl", f"record={name}")
     with pytest.raises(UserError, match="record=bandit needs a bandit"):
@@ -83,7 +84,7 @@ def test_a_run_folder_says_what_it_records(tmp_path: Path) -> None:
 def test_the_list() -> None:
     rows = catalogue.rows("diagnostics")
     assert [row["name"] for row in rows] == list(DIAGNOSTICS)
-    assert {row["name"] for row in rows if row["needs"]} == set(NEEDS)
+    assert {row["name"] for row in rows if row["needs"]} == NEEDY
     assert all(re.search(r"\. (CAPT|FedPuReL|FedCoPL) (Fig|App|Sec)\.|\? FedPuReL Fig\.", row["idea"]) for row in rows)
 
 
@@ -139,20 +140,20 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
     assert len(found(straight)) == 3
 
 
-def test_traffic_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trace_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of one round only."""
     engines: list[LocalEngine] = []
-    call = LocalEngine.call
+    step = LocalEngine.step
 
     def listening(self: LocalEngine, *given: Any) -> Any:
         engines.append(self)
-        return call(self, *given)
+        return step(self, *given)
 
-    monkeypatch.setattr(LocalEngine, "call", listening)
+    monkeypatch.setattr(LocalEngine, "step", listening)
     list(train(world("fedavg", "text_prompt")))
-    assert engines[-1].traffic is None
+    assert engines[-1].trace is None
     list(train(world("fedavg", "text_prompt", record="balance")))
-    assert [t.task.round for t in engines[-1].traffic or []] == [2, 2]
+    assert [t.task.round for t in engines[-1].trace or []] == [2, 2]
 
 
 def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,23 +161,23 @@ def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch
     given: list[tuple[RoundView, dict[int, ClientState]]] = []
 
     def listening(names: object, seen: RoundView) -> dict[str, Any]:
-        given.append((seen, dict(seen.engine.clients)))
+        given.append((seen, dict(seen.clients)))
         return {}
 
     monkeypatch.setattr("fedtailor.simulation.loop.measure", listening)
     list(train(world("fedavg", "text_prompt", record="drift")))
     for (last, ended), (seen, _) in pairwise(given):
         assert seen.before is last.after
-        assert all(seen.clients[k] is ended[k] for k in ended)
-        assert all(seen.clients[k] is not seen.engine.clients[k] for k in seen.cohort)
+        assert all(seen.clients_before[k] is ended[k] for k in ended)
+        assert all(seen.clients_before[k] is not seen.clients[k] for k in seen.cohort)
         assert seen.before.round + 1 == seen.after.round
 
 
 def test_evenness_by_hand() -> None:
     """Classes at 100, 50 and 0 percent: a deviation of √(5000/3); a class without test pictures counts nowhere."""
-    score = Score(50, None, None, None, 40, 33.5, per_class=(100.0, None, 50.0, 0.0))
+    score = Score({**dict.fromkeys(METRICS), "balancedness": 33.5}, per_class=(100.0, None, 50.0, 0.0))
     assert evenness(score) == {"balancedness": 33.5, "std": pytest.approx((5000 / 3) ** 0.5)}
-    assert evenness(Score(None, None, None, None, None, None, per_class=(None,))) == {"balancedness": None, "std": None}
+    assert evenness(Score(dict.fromkeys(METRICS), per_class=(None,))) == {"balancedness": None, "std": None}
     assert evenness(None) is None
 
 

@@ -18,7 +18,7 @@ from ..base.errors import unknown
 from ..core import FIXED, LOCAL
 from ..data import DATASETS
 from ..data.partitions import PARTITIONS
-from ..evaluation.diagnostics import DIAGNOSTICS, NEEDS
+from ..evaluation.diagnostics import DIAGNOSTICS
 from ..methods import METHODS
 from ..settings.engines import ENGINES
 from ..settings.keys import SHORTER
@@ -101,8 +101,8 @@ def engines() -> list[Facts]:
 
 def diagnostics() -> list[Facts]:
     return [
-        {"name": name, "needs": NEEDS[name][0] if name in NEEDS else None, "idea": first_line(measure)}
-        for name, measure in DIAGNOSTICS.items()
+        {"name": name, "needs": diagnostic.needs or None, "idea": first_line(diagnostic.measure)}
+        for name, diagnostic in DIAGNOSTICS.items()
     ]
 
 

@@ -29,8 +29,7 @@ def compare(
     """Compare methods on one federation: fedtailor compare promptfl promptprox:method.mu=0.1 rounds=20 --seeds 3"""
     with waiting("starting", quiet):
         from ..report.comparison import comparison_table
-        from ..runs import comparison_spec
-        from ..runs.comparison import run_comparison
+        from ..runs import comparison, comparison_spec
         from .progress import Comparing
 
     if resume:
@@ -46,7 +45,9 @@ def compare(
     with Comparing(enabled=not quiet) as progress:
         try:
             by = sort or ("overall" if all_ else None)
-            result = run_comparison(compared, folder, number or "last", progress, by, jobs)
+            result = comparison.compare(
+                compared, out=folder, number=number or "last", callback=progress, sort=by, jobs=jobs
+            )
         except KeyboardInterrupt:
             begun = (folder / comparison_spec.NOTE).is_file()
             told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"

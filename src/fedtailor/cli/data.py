@@ -23,7 +23,7 @@ def data_show(
 ) -> None:
     """Count a dataset's images by class and client: fedtailor data show cifar100-lt data.alpha=0.05 clients=20"""
     with waiting("opening the data"):
-        from ..report.heatmap import counts_table, save_heatmap, terminal_heatmap
+        from ..report.heatmap import TerminalHeatmap, counts_table, save_heatmap
         from ..simulation.build import deal
 
         settings = run_of(data_words(words or []), seed)
@@ -55,7 +55,7 @@ def data_show(
     console = Console()
     console.print(counts_table(federation, groups))
     if labelled:
-        console.print(terminal_heatmap(federation.counts))
+        console.print(TerminalHeatmap(federation.counts))
 
 
 def data_words(words: list[str]) -> list[str]:

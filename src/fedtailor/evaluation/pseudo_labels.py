@@ -1,4 +1,4 @@
-"""How good pseudo-labels are, measured by truths that no pass can see."""
+"""How good pseudo-labels are, measured against true labels that no pass can see."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def pseudo_label_quality(federation: Federation, clients: Mapping[int, ClientSta
 
 
 def collect(federation: Federation, clients: Mapping[int, ClientState]) -> Table | None:
-    """All clients' pictures and labels in one row."""
+    """All clients' pictures and labels, one client after the other."""
     truths, shares = federation.dataset.train.labels, federation.shares
     if truths is None:
         return None
     sizes = [len(share.train) for share in shares]
-    # A pooled method's one holder has all of them, in this order.
+    # The server's own data, where a method pools everyone's, is all of them in this order.
     first = {OWN: 0, **dict(enumerate(np.cumsum([0, *sizes[:-1]])))}
     labelled = [k for k in clients if INDEX in clients[k].memory]
     none = np.empty(0, np.int64)
@@ -56,9 +56,5 @@ def tally(truth: Indices, picture: Indices, y: Indices, among: NDArray[np.bool_]
 
 def in_percent(counts: Tally) -> Quality:
     labels, right, labelled, samples = counts
-    return {
-        "accuracy": percent(right, labels),
-        "coverage": percent(labelled, samples),
-        "labelled": labelled,
-        "samples": samples,
-    }
+    rates = {"accuracy": percent(right, labels), "coverage": percent(labelled, samples)}
+    return {**rates, "labelled": labelled, "samples": samples}

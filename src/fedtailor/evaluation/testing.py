@@ -17,28 +17,26 @@ from ..data.dataset import Indices
 from ..data.groups import Groups
 from .metrics import Score, mean_score, score
 
-CHUNK_BYTES = 64 << 20  # of tower input taken at once
+CHUNK_BYTES = 64 << 20  # of tower input at once
+Logits = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class EvalSet:
-    """The test set and each client's part of it. Only the loop holds one: no pass can reach it."""
+    """The test set and each client's part of it. No pass can reach it."""
 
     features: FeatureStore
     labels: Indices
     parts: tuple[Indices, ...]
     groups: Groups
 
-    def predict(self, logits: Callable[[Tensor], Tensor], indices: Indices) -> Indices:
-        found = []
+    @torch.no_grad()
+    def predict(self, logits: Logits, indices: Indices) -> Indices:
         if len(indices) == 0:
             return indices
         step = max(1, CHUNK_BYTES // (4 * self.features.fetch(indices[:1]).numel()))
-        with torch.no_grad():
-            for begin in range(0, len(indices), step):
-                x = self.features.fetch(indices[begin : begin + step])
-                found.append(logits(x).argmax(dim=1).cpu().numpy())
-        return np.concatenate(found)
+        chunks = (self.features.fetch(indices[i : i + step]) for i in range(0, len(indices), step))
+        return np.concatenate([logits(x).argmax(dim=1).cpu().numpy() for x in chunks])
 
     def score(self, predicted: Indices, indices: Indices) -> Score:
         return score(self.labels[indices], predicted, self.groups)
@@ -52,16 +50,10 @@ class EvalSet:
         mine = self.parts[k]
         return EvalSet(FeatureSubset(self.features, mine), self.labels[mine], (np.arange(len(mine)),), self.groups)
 
-    def both(self, logits: Callable[[Tensor], Tensor]) -> tuple[Score, Score]:
-        """One model for all: its score on the whole set, and the mean of its scores on the clients' parts."""
-        predicted = self.predict(logits, self.everything)
-        parts = [self.score(predicted[part], part) for part in self.parts]
-        return self.score(predicted, self.everything), mean_score(parts)
-
 
 @dataclass(frozen=True)
 class FeatureSubset:
-    """Some of a pool's pictures, counted from 0."""
+    """Some of the pictures of a feature store, counted from 0."""
 
     features: FeatureStore
     indices: Indices
@@ -75,18 +67,20 @@ class FeatureSubset:
 
 
 def score_zero_shot(job: Job, tests: EvalSet) -> tuple[Score, Score]:
-    return tests.both(job.model.zero_shot_logits)
+    """CLIP's score on the whole set, and the mean of its scores on the clients' parts."""
+    predicted = tests.predict(job.model.zero_shot_logits, tests.everything)
+    parts = [tests.score(predicted[part], part) for part in tests.parts]
+    return tests.score(predicted, tests.everything), mean_score(parts)
 
 
 def score_shared(job: Job, server: Server, tests: EvalSet) -> Score:
-    """The server's model on the whole test set; nothing of it where clients share nothing."""
+    """The server's model on the whole test set; no numbers where clients share nothing."""
+    which = tests.everything
     if job.method.trains and not server.params:
-        none = tests.everything[:0]
-        return tests.score(none, none)
+        return tests.score(which[:0], which[:0])
     theta = on_device(job, theta_of(job, server.params, ClientState()))
     model = job.model.remembering()
-    predicted = tests.predict(lambda x: job.method.predict_shared(model, theta, x), tests.everything)
-    return tests.score(predicted, tests.everything)
+    return tests.score(tests.predict(lambda x: job.method.predict_shared(model, theta, x), which), which)
 
 
 def score_clients(job: Job, server: Server, clients: Mapping[int, ClientState], tests: EvalSet) -> list[Score]:
@@ -96,16 +90,15 @@ def score_clients(job: Job, server: Server, clients: Mapping[int, ClientState], 
 
 def score_client(job: Job, server: Server, who: int, client: ClientState, tests: EvalSet) -> Score:
     theta = on_device(job, personal_theta(job, server, who, client))
-    predicted = tests.predict(own_predict(job, client, theta), tests.parts[who])
-    return tests.score(predicted, tests.parts[who])
+    return tests.score(tests.predict(own_predict(job, client, theta), tests.parts[who]), tests.parts[who])
 
 
 def personal_theta(job: Job, server: Server, who: int, client: ClientState) -> Params:
     """A client's own model.
 
     Where clients keep parameters of their own: those, with what the server would send now. Where they keep none: the
-    parameters as this client last trained them, before they were averaged; the server's if it has not trained yet.
-    A client that is to have parameters of its own, but has none yet, is tested with what is shared (own_predict).
+    parameters as this client last trained them, before averaging; the server's if it has not trained yet. A client
+    that will have parameters of its own, but has none yet, is tested with the shared ones (own_predict).
     """
     down = server.params_for(who, job.scopes)
     return theta_of(job, {**down, **client.tuned}, client)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..evaluation.metrics import METRICS
 from ..settings.run import GIVEN
 from .tables import percent, size
 
@@ -20,8 +20,6 @@ SECTIONS = {
     "global": "global: one model for all, on the whole test set",
     "personal": "personal: each client's model on its own part of it, mean over clients",
 }
-COLUMNS = ("overall", "head", "mid", "tail")
-COSTS = ("up/round", "seconds")
 MEANING = {
     "last": "after the last round",
     "last10": "mean of the last ten tested rounds",
@@ -30,8 +28,7 @@ MEANING = {
 MARKS = {"best": "bold", "second": "underline", "": ""}
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     text: str
     mark: str = ""  # a key of MARKS
 
@@ -51,7 +48,7 @@ def comparison_table(summary: dict[str, Any]) -> RenderableType:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """The same as a page, with how it came about."""
+    """The same as a page, with command, versions and settings."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     same = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in summary["same"].items()]
     lines = [
@@ -73,31 +70,27 @@ def markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def columns(part: str) -> tuple[str, ...]:
-    return COLUMNS + COSTS if part == "global" else COLUMNS  # a run's costs are told once
+def columns(part: str) -> list[str]:
+    shown = [metric.heading for metric in METRICS.values() if metric.compared]
+    return [*shown, "up/round", "seconds"] if part == "global" else shown  # costs need be shown only once
 
 
 def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], list[Cell]]]:
-    """Each row with its cells, in the order that was asked for: by a column, the best first, or as given."""
+    """Each row with its cells: the best first by the column to sort by, if any, else in the order given."""
     rows = summary["rows"]
-    scores = []
-    for column in COLUMNS:
-        spreads = [row[part][column] for row in rows]
-        found = marks([spread["mean"] for spread in spreads])
-        scores.append([Cell(with_error(spread), mark) for spread, mark in zip(spreads, found, strict=True)])
-    by_row = [list(cells) for cells in zip(*scores, strict=True)]
+    lines: list[tuple[dict[str, Any], list[Cell]]] = [(row, []) for row in rows]
+    for name, metric in METRICS.items():
+        if metric.compared:
+            spreads = [row[part][name] for row in rows]
+            for (_, cells), spread, mark in zip(lines, spreads, marks([s["mean"] for s in spreads]), strict=True):
+                cells.append(Cell(with_error(spread), mark))
     if part == "global":
-        by_row = [cells + costs(row) for cells, row in zip(by_row, rows, strict=True)]
-    lines = list(zip(rows, by_row, strict=True))
-    by = summary.get("sort")
-    if by is None:
-        return lines
-    return sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
-
-
-def costs(row: dict[str, Any]) -> list[Cell]:
-    up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
-    return [Cell(up), Cell(f"{row['seconds']['mean']:.1f}")]
+        for row, cells in lines:
+            up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
+            cells += [Cell(up), Cell(f"{row['seconds']['mean']:.1f}")]
+    if by := summary.get("sort"):
+        lines = sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
+    return lines
 
 
 def with_error(spread: dict[str, float | None]) -> str:
@@ -105,7 +98,7 @@ def with_error(spread: dict[str, float | None]) -> str:
 
 
 def marks(means: Sequence[float | None]) -> list[str]:
-    """By what is shown, two decimals: numbers that look equal share a mark."""
+    """Numbers that look equal, at two decimals, share a mark."""
     shown = [percent(mean) for mean in means]
     order = sorted({float(text) for text, mean in zip(shown, means, strict=True) if mean is not None}, reverse=True)
     place = {percent(value): mark for value, mark in zip(order, ("best", "second"), strict=False)}

@@ -1,4 +1,4 @@
-"""Who holds what, to look at: a table of classes, and clients × classes as shades."""
+"""Which client has how much of which class: a table of classes, and clients × classes as shades."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -26,8 +25,7 @@ COLOURS = ("grey37", "#31688e", "#21918c", "#5ec962", "#fde725")
 
 def counts_table(federation: Federation, groups: Groups) -> RenderableType:
     """Totals, then each class with its group and how it is spread over the clients, largest first."""
-    dataset = federation.dataset
-    sizes, test_sizes = federation.sizes, federation.test_sizes
+    dataset, sizes, test_sizes = federation.dataset, federation.sizes, federation.test_sizes
     lines = [
         dataset.name,
         f"{len(dataset.classes)} classes, {federation.clients} clients, "
@@ -38,26 +36,18 @@ def counts_table(federation: Federation, groups: Groups) -> RenderableType:
         lines.append(f"{empty} client(s) hold no training picture")
     if dataset.train.labels is None:
         return Group(*map(Text, lines), Text("the training pictures have no labels, so there are no class counts"))
-
-    counts = federation.counts
-    totals = counts.sum(axis=0)
+    counts, totals = federation.counts, federation.counts.sum(axis=0)
     for name, members in groups.items():
-        share = totals[members].sum() / max(totals.sum(), 1)
-        lines.append(f"{name}: {len(members)} classes, {totals[members].sum()} pictures ({share:.0%})")
+        pictures = totals[members].sum()
+        lines.append(f"{name}: {len(members)} classes, {pictures} pictures ({pictures / max(totals.sum(), 1):.0%})")
     table = Table("class", "group", "train", "test", "clients", "per client", title="classes, largest first")
     for column in table.columns[2:]:
         column.justify = "right"
     test_totals = np.zeros_like(totals) if dataset.test.labels is None else federation.test_counts.sum(axis=0)
     order = np.argsort(-totals, kind="stable")
     for label in order[:ROWS]:
-        table.add_row(
-            dataset.classes[label],
-            groups.names[label],
-            str(totals[label]),
-            str(test_totals[label]),
-            str((counts[:, label] > 0).sum()),
-            spread(counts[:, label]),
-        )
+        numbers = totals[label], test_totals[label], (counts[:, label] > 0).sum(), spread(counts[:, label])
+        table.add_row(dataset.classes[label], groups.names[label], *map(str, numbers))
     if (more := len(order) - ROWS) > 0:
         table.caption = f"and {more} smaller classes, {totals[order[ROWS:]].sum()} pictures in all"
     return Group(*map(Text, lines), table)
@@ -67,25 +57,21 @@ def spread(values: Indices) -> str:
     return f"{values.min()} · {np.median(values):g} · {values.max()}"
 
 
-def terminal_heatmap(counts: Indices) -> RenderableType:
-    """Clients down, classes across, darker to brighter on a log scale; neighbours are summed where there is no room."""
-    return Heatmap(counts)
-
-
 @dataclass(frozen=True, eq=False)
-class Heatmap:
+class TerminalHeatmap:
+    """Clients down, classes across, shades on a log scale; neighbours are summed where there is no room."""
+
     counts: Indices  # (K, C)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         K, C = self.counts.shape
-        margin = len(str(K - 1)) + len("client  ")
+        margin = len(f"client {K - 1} ")
         room = max(options.max_width - margin, 1)
         per_column, per_row = -(-C // room), -(-K // ROWS)
         cells = binned(binned(self.counts, per_row).T, per_column).T
         wide = max(1, min(3, room // cells.shape[1]))
         top = max(int(cells.max()), 1)
-        levels = shade(cells, top)
-        for row, level in enumerate(levels):
+        for row, level in enumerate(shade(cells, top)):
             line = Text(f"client {row * per_row}".ljust(margin))
             for value in level:
                 line.append(SHADES[value] * wide, style=COLOURS[value])
@@ -101,23 +87,21 @@ class Heatmap:
 
 
 def binned(counts: Indices, size: int) -> Indices:
-    """Sums of `size` consecutive rows; the last may be of fewer."""
+    """Sums of `size` consecutive rows; the last may have fewer."""
     return np.add.reduceat(counts, np.arange(0, len(counts), size), axis=0)
 
 
 def shade(cells: Indices, top: int) -> NDArray[np.int64]:
     """0 for none, then 1 to 4 in equal steps of log(count)."""
-    steps = len(SHADES) - 1
     depth = np.log(np.maximum(cells, 1)) / np.log(top + 1)
-    return np.where(cells == 0, 0, 1 + (depth * steps).astype(np.int64))
+    return np.where(cells == 0, 0, 1 + (depth * (len(SHADES) - 1)).astype(np.int64))
 
 
 def legend(top: int) -> Text:
-    steps = len(SHADES) - 1
+    """The counts of each shade; a shade that no count has is left out."""
     line = Text(f"{SHADES[0]} none", style=COLOURS[0])
-    # The smallest whole count of each shade; a shade no whole count reaches is left out.
     levels = shade(np.arange(top + 1), top)
-    for level in range(1, steps + 1):
+    for level in range(1, len(SHADES)):
         if (reached := np.flatnonzero(levels == level)).size:
             span = f"{reached[0]}–{reached[-1]}" if len(reached) > 1 else f"{reached[0]}"
             line.append(f"   {SHADES[level]} {span}", style=COLOURS[level])
@@ -128,14 +112,12 @@ def save_heatmap(counts: Indices, path: Path) -> None:
     """A PNG with clients down and classes across, on a log scale; white is none."""
     K, C = counts.shape
     figure = Figure(figsize=(min(4 + 0.16 * C, 14), min(1.6 + 0.22 * K, 12)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     top = max(int(counts.max()), 2)
     image = axes.imshow(
         np.ma.masked_equal(counts, 0), cmap="viridis_r", norm=LogNorm(1, top), aspect="auto", interpolation="nearest"
     )
-    axes.set_xlabel("class")
-    axes.set_ylabel("client")
+    axes.set(xlabel="class", ylabel="client")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=axes, label="training pictures")

@@ -6,14 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-COLUMNS = {
-    "overall": "overall",
-    "head": "head",
-    "mid": "mid",
-    "tail": "tail",
-    "macro_f1": "macro-F1",
-    "balancedness": "balanced",
-}
+from ..evaluation.metrics import METRICS
 
 
 def percent(value: float | None) -> str:
@@ -31,22 +24,21 @@ def result_table(summary: dict[str, Any]) -> Table:
     """Zero-shot against tuned: one model for all on the whole test set, and each client's on its own part."""
     table = Table(title=f"{summary['method']} on {summary['data']}, test accuracy in %", title_justify="left")
     table.add_column("")
-    for heading in COLUMNS.values():
-        table.add_column(heading, justify="right")
+    for metric in METRICS.values():
+        table.add_column(metric.heading, justify="right")
     trained = summary["rounds"] > 0
-    for title, base, tuned in (
-        ("global", summary["zero_shot"], summary["global"]),
-        ("personal", summary["zero_shot_personal"], summary["personal"]),
-    ):
-        table.add_row(f"{title} zero-shot", *(percent(base[name]) for name in COLUMNS), end_section=not trained)
+    for title, key in (("global", "zero_shot"), ("personal", "zero_shot_personal")):
+        # A folder may be older than a metric.
+        base, tuned = ([summary[part].get(name) for name in METRICS] for part in (key, title))
+        table.add_row(f"{title} zero-shot", *map(percent, base), end_section=not trained)
         if trained:
-            table.add_row(f"{title} {summary['method']}", *(percent(tuned[name]) for name in COLUMNS), style="bold")
-            table.add_row("", *(gain(tuned[name], base[name]) for name in COLUMNS), end_section=True)
+            table.add_row(f"{title} {summary['method']}", *map(percent, tuned), style="bold")
+            table.add_row("", *map(gain, tuned, base), end_section=True)
     return table
 
 
 def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
-    """How good the labels were that a labeler made, at the end."""
+    """How good a labeler's labels were at the end."""
     right = "none" if found["accuracy"] is None else f"{found['accuracy']:.1f}%"
     return f"pseudo-labels by {labeler}: {right} right; {found['labelled']} of {found['samples']} pictures have one"
 

@@ -1,8 +1,8 @@
 """Several methods on one federation, with the same cohorts and first parameters, over the same seeds.
 
-A comparison's folder holds compare.json (what is compared, resolved), a run folder for each row and seed, and at the
-end table.md and table.json. Whatever moment it is killed at, the same command goes on: finished runs are read, the one
-that was stopped is resumed, the rest are begun.
+A comparison's folder has compare.json (the spec, resolved), a run folder for each row and seed, and at the end table.md
+and table.json. If it is killed, at whatever moment, the same command continues it: finished runs are read, the one that
+was stopped is resumed, the others are run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -28,33 +28,25 @@ from ..base.errors import UserError, unknown
 from ..base.files import write_atomic
 from ..base.version import __version__
 from ..clip.load import load
-from ..evaluation.metrics import NAMES
+from ..evaluation.metrics import METRICS
 from ..report.comparison import markdown
 from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
 from . import execute
-from .comparison_spec import (
-    NOTE,
-    ComparedRow,
-    ComparisonSpec,
-    RowSpec,
-    Seeds,
-    difference,
-    load_spec,
-    make_spec,
-    placeless,
-    short_key,
-)
+from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
 from .folder import RunFolder
+from .result import PARTS
 
 NUMBERS = ("last", "last10", "best")
+Summary = dict[str, Any]
+PlacedRun = tuple[ComparedRow, Run, Path | None]  # with its folder, if it is kept
 
 
 class ComparisonCallback(execute.Callback):
-    """Told how each run goes on, and which it is."""
+    """Hears what happens in each run, and which run is next."""
 
     def on_run(self, title: str, seed: int, done: int, total: int) -> None:
-        """So many runs are over, of so many; this one is next."""
+        """`done` of `total` runs are over; this one is next."""
 
 
 SILENT = ComparisonCallback()
@@ -64,13 +56,13 @@ SILENT = ComparisonCallback()
 class Comparison:
     """`summary` is what `fedtailor compare --json` prints; `runs` are the summaries of each row's runs, by title."""
 
-    summary: dict[str, Any]
-    runs: dict[str, list[dict[str, Any]]]
+    summary: Summary
+    runs: dict[str, list[Summary]]
     folder: Path | None = None
 
 
 def compare(
-    methods: Sequence[RowSpec],
+    methods: Sequence[RowSpec] | ComparisonSpec,
     settings: Mapping[str, Any] | None = None,
     /,
     *,
@@ -82,58 +74,46 @@ def compare(
     jobs: int = 1,
     **more: Any,
 ) -> Comparison:
-    """Compare methods. Settings are for all of them; a method's own stand with it. `seeds=3` are seeds 0, 1 and 2.
+    """Compare methods. Settings apply to all of them; a method's own stand with it. `seeds=3` means 0, 1 and 2.
 
-    `sort="overall"` puts the best row first; with `jobs=2` two runs go on at a time, each in a process of its own.
+    `sort="overall"` puts the best row first; `jobs=2` makes two runs at a time, each in its own process. Runs that the
+    folder `out` already has are read or resumed; without a folder nothing is kept.
 
     compare(["promptfl", "promptprox:method.mu=0.1", ("fedavg", {"tuner": "lora"})], {"data.alpha": 0.5}, seeds=3)
     """
-    spec = make_spec(methods, {**(settings or {}), **more}, seeds)
-    return run_comparison(spec, None if out is None else Path(out), number, callback, sort, jobs)
-
-
-# --- the runs -------------------------------------------------------------------------------------------------------
-
-
-def run_comparison(
-    spec: ComparisonSpec,
-    folder: Path | None,
-    number: str = "last",
-    callback: ComparisonCallback = SILENT,
-    sort: str | None = None,
-    jobs: int = 1,
-) -> Comparison:
-    """Make, resume or read every run, and put them side by side. Without a folder nothing is kept."""
+    given = {**(settings or {}), **more}
+    spec = methods if isinstance(methods, ComparisonSpec) else make_spec(methods, given, seeds)
+    if spec is methods and (given or seeds is not None):
+        raise UserError("a ComparisonSpec is complete; give further settings to make_spec")
     if number not in NUMBERS:
         raise unknown("number", number, NUMBERS)
-    if sort is not None and sort not in NAMES:
-        raise unknown("sort", sort, NAMES)
+    if sort is not None and sort not in METRICS:
+        raise unknown("sort", sort, METRICS)
     if jobs < 1:
         raise UserError(f"jobs={jobs}: 1 or more runs at a time")
+    folder = None if out is None else Path(out)
     if folder is not None:
         check_folder(spec, folder)
-    left = [
-        (row, run)
-        for row, run, place in spec.runs()
-        if folder is None or not (folder / place / "result.json").is_file()
-    ]
-    if left:
-        rehearse(left, callback)
-    if folder is None:
-        return side_by_side(spec, None, number, callback, sort, jobs)
-    with taken(folder):
-        write_atomic(folder / NOTE, as_json({**spec.note(), "number": number, "sort": sort}))
-        made = side_by_side(spec, folder, number, callback, sort, jobs)
-        write_atomic(folder / "table.json", as_json(made.summary))
-        write_atomic(folder / "table.md", markdown(made.summary).encode())
-    return made
+    runs: list[PlacedRun] = [(row, run, folder and folder / place) for row, run, place in spec.runs()]
+    left = [(row, run) for row, run, place in runs if place is None or not (place / "result.json").is_file()]
+    prepare(left, callback)
+    found: dict[str, list[Summary]] = {row.title: [] for row in spec.rows}
+    with nullcontext() if folder is None else locked(folder):
+        if folder is not None:
+            write_atomic(folder / NOTE, as_json({**spec.note(), "number": number, "sort": sort}))
+        for (row, _, _), result in zip(runs, run_all(runs, callback, jobs), strict=True):
+            found[row.title].append(result)
+        summary = summarise(spec, found, number, sort, folder)
+        if folder is not None:
+            write_atomic(folder / "table.json", as_json(summary))
+            write_atomic(folder / "table.md", markdown(summary).encode())
+    return Comparison(summary, found, folder)
 
 
-def rehearse(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallback) -> None:
-    """What can go wrong before a first round goes wrong here, before the first run.
-
-    Images are encoded here too, once for all rows, so that no row's seconds bear it.
-    """
+def prepare(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallback) -> None:
+    """Build every run once, so that mistakes show before the first run, and images are encoded in no row's time."""
+    if not runs:
+        return
     with execute.threads(runs[0][1].threads):
         checkpoint = load(runs[0][1].backbone.name)
         seed = None
@@ -148,109 +128,80 @@ def rehearse(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallba
         callback.on_progress("preparing", len(runs), len(runs))
 
 
-def side_by_side(
-    spec: ComparisonSpec, folder: Path | None, number: str, callback: ComparisonCallback, sort: str | None, jobs: int
-) -> Comparison:
-    runs = [(row, run, None if folder is None else folder / place) for row, run, place in spec.runs()]
-    found: dict[str, list[dict[str, Any]]] = {row.title: [] for row in spec.rows}
-    for (row, _, _), summary in zip(runs, summaries(runs, callback, jobs), strict=True):
-        found[row.title].append(summary)
-    same = {short_key(key): placeless(value) for key, value in spec.rows[-1].held.items() if value != ""}
-    summary = {
-        "rows": [table_row(row, found[row.title], number) for row in spec.rows],
-        "seeds": list(spec.seeds),
-        "number": number,
-        "sort": sort,
-        "same": same,
-        "command": spec.command,
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {
-            "fedtailor": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "Python": platform.python_version(),
-        },
-        "folder": None if folder is None else str(folder),
-    }
-    return Comparison(summary, found, folder)
-
-
-def summaries(
-    runs: Sequence[tuple[ComparedRow, Run, Path | None]], callback: ComparisonCallback, jobs: int
-) -> Iterator[dict[str, Any]]:
-    """Of every run, in this order; several are made at a time if asked."""
+def run_all(runs: Sequence[PlacedRun], callback: ComparisonCallback, jobs: int) -> Iterator[Summary]:
+    """Every run's summary, in this order, though several may run at a time."""
     if jobs == 1:
         for done, (row, run, place) in enumerate(runs):
             callback.on_run(row.title, run.seed, done, len(runs))
-            yield summary_of(run, place, callback)
+            yield run_or_read(run, place, callback)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(summary_of, run, place): (row, run) for row, run, place in runs}
+        futures = {pool.submit(run_or_read, run, place): (row, run) for row, run, place in runs}
         try:
             for done, future in enumerate(as_completed(futures)):
-                future.result()  # what goes wrong in one ends the comparison now, not when its turn comes
+                future.result()  # an error in one run ends the comparison now, not when its turn comes
                 row, run = futures[future]
                 callback.on_run(row.title, run.seed, done, len(runs))
         except BrokenProcessPool as error:
-            told = "a run's process was ended from outside; the same command goes on with it"
-            raise UserError(f"{told}, perhaps with fewer than {jobs} --jobs") from error
+            why = "a run's process was ended from outside; the same command goes on with it"
+            raise UserError(f"{why}, perhaps with fewer than {jobs} --jobs") from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         yield from (future.result() for future in futures)
 
 
-def summary_of(run: Run, folder: Path | None, callback: execute.Callback = execute.SILENT) -> dict[str, Any]:
-    """Read where it is finished, resumed where it was stopped, else run."""
+def run_or_read(run: Run, folder: Path | None, callback: execute.Callback = execute.SILENT) -> Summary:
+    """A run's summary: read if it is finished, resumed if it was stopped, else run."""
     if folder is None or not (folder / "run.toml").is_file():
         return execute.run(run, out=folder, callback=callback).summary
     if read_toml(folder / "run.toml") != run:
         raise UserError(f"{folder} holds another run than the comparison's; was it edited? Remove it to run it anew")
-    result = folder / "result.json"
-    return (
-        dict(json.loads(result.read_text())) if result.is_file() else execute.resume(folder, callback=callback).summary
-    )
+    if (result := folder / "result.json").is_file():
+        return dict(json.loads(result.read_text()))
+    return execute.resume(folder, callback=callback).summary
 
 
-# --- the numbers ----------------------------------------------------------------------------------------------------
+def summarise(
+    spec: ComparisonSpec, found: dict[str, list[Summary]], number: str, sort: str | None, folder: Path | None
+) -> Summary:
+    versions = {"fedtailor": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "rows": [table_row(row, found[row.title], number) for row in spec.rows],
+        "seeds": list(spec.seeds),
+        "number": number,
+        "sort": sort,
+        "same": spec.same,
+        "command": spec.command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {**versions, "Python": platform.python_version()},
+        "folder": None if folder is None else str(folder),
+    }
 
 
-def table_row(row: ComparedRow, summaries: Sequence[dict[str, Any]], number: str) -> dict[str, Any]:
-    def over(key: str) -> dict[str, float | None]:
-        return spread([summary[key] for summary in summaries])
+def table_row(row: ComparedRow, runs: Sequence[Summary], number: str) -> dict[str, Any]:
+    def scores(run: Summary, part: str) -> dict[str, Any]:
+        """A method that does not train has only one number."""
+        return (run[part] if number == "last" or not run["rounds"] else run[number][part]) or {}
 
     return {
         "method": row.method,
         "title": row.title,
         "tuner": row.run.tuner.name,
-        "labels": summaries[0]["labels"],
+        "labels": runs[0]["labels"],
         "settings": row.own,
         "rounds": row.run.rounds,
-        "seeds": [summary["seed"] for summary in summaries],
-        **{
-            part: {name: spread([scores(summary, part, number).get(name) for summary in summaries]) for name in NAMES}
-            for part in ("global", "personal")
-        },
-        **{key: over(key) for key in ("worst_client", "bytes_up", "bytes_down", "seconds")},
+        "seeds": [run["seed"] for run in runs],
+        **{part: {name: spread([scores(run, part).get(name) for run in runs]) for name in METRICS} for part in PARTS},
+        **{key: spread([run[key] for run in runs]) for key in ("worst_client", "bytes_up", "bytes_down", "seconds")},
     }
-
-
-def scores(summary: Mapping[str, Any], part: str, number: str) -> dict[str, Any]:
-    """What does not train has only one number."""
-    chosen = summary[part] if number == "last" or not summary["rounds"] else summary[number][part]
-    return dict(chosen or {})
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and sample standard deviation of the seeds that have the number."""
+    """Mean and sample standard deviation over the seeds that have the number."""
     known = [value for value in values if value is not None]
-    return {
-        "mean": round(fmean(known), 4) if known else None,
-        "std": round(stdev(known), 4) if len(known) > 1 else None,
-    }
-
-
-# --- the folder -----------------------------------------------------------------------------------------------------
+    mean, std = fmean(known) if known else None, stdev(known) if len(known) > 1 else None
+    return {"mean": mean and round(mean, 4), "std": std and round(std, 4)}
 
 
 def as_json(value: Any) -> bytes:
@@ -258,18 +209,15 @@ def as_json(value: Any) -> bytes:
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
-    store = RunFolder(folder)
-    store.take()
-    try:
+    with closing(RunFolder(folder)) as lock:
+        lock.take()
         yield
-    finally:
-        store.close()
 
 
 def check_folder(spec: ComparisonSpec, folder: Path) -> None:
@@ -277,12 +225,9 @@ def check_folder(spec: ComparisonSpec, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
     if not (folder / NOTE).is_file():
-        # What a comparison leaves that was killed before it could write anything is no reason to refuse.
+        # A comparison that was killed before it wrote anything may leave these two.
         if folder.exists() and {file.name for file in folder.iterdir()} - {".lock", f"{NOTE}.part"}:
             raise UserError(f"{folder} is not empty, and holds no comparison; choose another --out")
-        return
-    if told := difference(load_spec(folder)[0], spec):
-        raise UserError(
-            f"{folder} holds another comparison: {told}; choose another --out, or go on with that one: "
-            f"fedtailor compare --resume {folder}"
-        )
+    elif other := difference(load_spec(folder)[0], spec):
+        advice = f"choose another --out, or go on with that one: fedtailor compare --resume {folder}"
+        raise UserError(f"{folder} holds another comparison: {other}; {advice}")

@@ -1,4 +1,4 @@
-"""What a run comes to: the numbers of its last round, its best, the mean of its last ten."""
+"""The result of a run: the numbers of its last round, of its best, and the mean of its last ten."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..base.version import __version__
-from ..evaluation.metrics import NAMES, Score
+from ..evaluation.metrics import METRICS, Score
 from ..settings.run import Run
 
 LAST = 10  # rounds in the mean that CAPT's and FedPuReL's codes print last
+PARTS = ("global", "personal")
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,6 @@ class Result:
     folder: Path | None = None
 
 
-def numbers(score: Score | dict[str, Any]) -> dict[str, float | None]:
-    values: dict[str, Any] = score.summary() if isinstance(score, Score) else score
-    return {name: None if values[name] is None else round(values[name], 4) for name in NAMES}
-
-
 def summarise(
     run: Run,
     zero_shot: tuple[Score, Score],  # global and personal
@@ -39,8 +35,9 @@ def summarise(
     peak: float,
 ) -> dict[str, Any]:
     tested = [row for row in rounds if row["global"] is not None]
-    theirs = next((row["untuned"] for row in reversed(tested) if row["untuned"]), None)  # as clients elsewhere found it
-    tuned = {name: numbers(tested[-1][name] if tested else untuned) for name, untuned in both(zero_shot)}
+    untuned = {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)}
+    last = tested[-1] if tested else untuned
+    theirs = next((row["untuned"] for row in reversed(tested) if row["untuned"]), None)  # as remote clients found it
     return {
         "method": run.method.name,
         "tuner": run.tuner.name,
@@ -49,12 +46,12 @@ def summarise(
         "labels": run.labels.name,
         "seed": run.seed,
         "rounds": run.rounds,
-        "zero_shot": numbers(theirs if theirs and zero_shot[0].overall is None else zero_shot[0]),
-        "zero_shot_personal": numbers(theirs or zero_shot[1]),
-        **tuned,
-        "worst_client": tested[-1]["personal"]["worst"] if tested else zero_shot[1].worst,
-        "best": {name: best(tested, name) for name, _ in both(zero_shot)},
-        f"last{LAST}": {name: last_mean(tested, name) for name, _ in both(zero_shot)},
+        "zero_shot": numbers(theirs if theirs and zero_shot[0].overall is None else untuned["global"]),
+        "zero_shot_personal": numbers(theirs or untuned["personal"]),
+        **{part: numbers(last[part]) for part in PARTS},
+        "worst_client": last["personal"]["worst"],
+        "best": {part: best(tested, part) for part in PARTS},
+        f"last{LAST}": {part: last_mean(tested, part) for part in PARTS},
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
@@ -65,26 +62,19 @@ def summarise(
     }
 
 
-def both(zero_shot: tuple[Score, Score]) -> tuple[tuple[str, Score], tuple[str, Score]]:
-    return ("global", zero_shot[0]), ("personal", zero_shot[1])
+def numbers(*scores: dict[str, Any]) -> dict[str, float | None]:
+    """The mean of each metric over these scores, where they have it: a run may have begun before there was a metric."""
+    known = {name: [score[name] for score in scores if score.get(name) is not None] for name in METRICS}
+    return {name: round(float(np.mean(values)), 4) if values else None for name, values in known.items()}
 
 
-def best(tested: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def best(tested: list[dict[str, Any]], part: str) -> dict[str, Any] | None:
     """The round with the best overall accuracy. Chosen by the test set: a record, not a result."""
-    known = [row for row in tested if row[name]["overall"] is not None]
-    if not known:
-        return None
-    row = max(known, key=lambda row: row[name]["overall"])
-    return {"round": row["round"], **numbers(row[name])}
+    known = [row for row in tested if row[part]["overall"] is not None]
+    row = max(known, key=lambda row: row[part]["overall"], default=None)
+    return None if row is None else {"round": row["round"], **numbers(row[part])}
 
 
-def last_mean(tested: list[dict[str, Any]], name: str) -> dict[str, float | None] | None:
+def last_mean(tested: list[dict[str, Any]], part: str) -> dict[str, float | None] | None:
     """Over the tests of the last ten rounds."""
-    if not tested:
-        return None
-    tested = [row for row in tested if row["round"] > tested[-1]["round"] - LAST]
-    means: dict[str, float | None] = {}
-    for number in NAMES:
-        known = [row[name][number] for row in tested if row[name][number] is not None]
-        means[number] = round(float(np.mean(known)), 4) if known else None
-    return means
+    return numbers(*(row[part] for row in tested if row["round"] > tested[-1]["round"] - LAST)) if tested else None

@@ -21,29 +21,28 @@ from .engine import Engine, Evaluation, StepLog, TooFewReplies
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. Scores are None in rounds that are not tested."""
+    """What is recorded of a round. Scores are None in rounds that are not tested."""
 
-    round: int  # counted from 1: after so many rounds
+    round: int  # counted from 1
     cohort: list[int]
-    shared: Score | None
-    personal: Score | None
+    shared: Score | None  # of the server's model
+    personal: Score | None  # the mean over clients, each with its own model
     clients: tuple[float | None, ...]  # each client's overall
     bytes_up: int
     bytes_down: int
     seconds: float
     peak_rss_mb: float
-    pseudo: dict[str, Any] | None  # how good pseudo-labels are; None where labels are given, or truths unknown
-    diagnostics: dict[str, Any]  # by name, what the run is to record
-    untuned: Score | None  # CLIP as it is on clients' own test pictures, where only they can tell
-    dropped: dict[str, str]  # client: why it is out of this round
+    pseudo: dict[str, Any] | None  # how good pseudo-labels are; None if labels are given, or the true ones unknown
+    diagnostics: dict[str, Any]  # by name, those the run records
+    untuned: Score | None  # zero-shot CLIP on remote clients' own test pictures
+    dropped: dict[str, str]  # client: why its reply does not count
 
     def row(self) -> dict[str, Any]:
-        scores = {
-            name: None if score is None else {**score.summary(), "per_class": list(score.per_class)}
-            for name, score in (("global", self.shared), ("personal", self.personal), ("untuned", self.untuned))
-        }
+        """As a line of rounds.jsonl."""
+        scores = {"global": self.shared, "personal": self.personal, "untuned": self.untuned}
         rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal", "untuned"}}
-        return {**rest, "clients": list(self.clients), **scores}  # lists, as they come back from a file
+        rows = {name: None if score is None else score.row() for name, score in scores.items()}
+        return {**rest, "clients": list(self.clients), **rows}  # lists, as they come back from a file
 
 
 @dataclass(frozen=True)

@@ -22,35 +22,29 @@ def drift(seen: RoundView) -> dict[str, Any]:
         if trace.client != OWN and (moved := changed(seen.job, trace)):
             moves[trace.client] = moves.get(trace.client, {}) | moved  # of each parameter, the last pass counts
     tower = towers(seen.job)
-    return {
-        "text": spread(rows(moves, {name for name in tower if tower[name] == "text"})),
-        "image": spread(rows(moves, {name for name in tower if tower[name] == "image"})),
-        "all": spread(rows(moves, set(seen.job.start))),
-    }
+    parts = {part: {name for name in tower if tower[name] == part} for part in ("text", "image")}
+    return {part: spread(rows(moves, names)) for part, names in {**parts, "all": set(seen.job.start)}.items()}
 
 
 def changed(job: Job, trace: StepTrace) -> Params:
-    """What a pass gave back, kept here or sent, minus what it began with."""
-    before, after = trace.before, trace.after
-    kept = [new(after.tuned, before.tuned), new(after.local, before.local)]
-    theta = theta_of(job, trace.task.params, before)
-    return {n: value.double() - theta[n].double() for n, value in (trace.reply.params | kept[0] | kept[1]).items()}
+    """What a pass returned, whether sent or kept by the client, minus what it began with."""
+    theta = theta_of(job, trace.task.params, trace.before)
+    now = trace.reply.params | new(trace.after.tuned, trace.before.tuned) | new(trace.after.local, trace.before.local)
+    return {n: value.double() - theta[n].double() for n, value in now.items()}
 
 
 def new(after: Params, before: Params) -> Params:
-    """What a visit put there: all else is the very tensor that was there before."""
+    """What a client step wrote: everything else is the very tensor that was there before."""
     return {name: value for name, value in after.items() if value is not before.get(name)}
 
 
 def rows(moves: dict[int, Params], names: set[str]) -> Tensor | None:
-    """(K, P) the moves of each client that made one, side by side; None if nobody did."""
-    sizes = {n: v for k in sorted(moves) for n, v in moves[k].items() if n in names}
-    movers = [k for k in sorted(moves) if sizes.keys() & moves[k].keys()]
+    """(K, P) the moves of each client that changed one of these parameters; None if nobody did."""
+    like = {n: v for k in sorted(moves) for n, v in moves[k].items() if n in names}
+    movers = [moves[k] for k in sorted(moves) if like.keys() & moves[k].keys()]
     if not movers:
         return None
-    return torch.stack(
-        [torch.cat([moves[k].get(n, torch.zeros_like(v)).flatten() for n, v in sizes.items()]) for k in movers]
-    )
+    return torch.stack([torch.cat([m.get(n, torch.zeros_like(v)).flatten() for n, v in like.items()]) for m in movers])
 
 
 def spread(m: Tensor | None) -> dict[str, Any] | None:
@@ -68,17 +62,14 @@ def spread(m: Tensor | None) -> dict[str, Any] | None:
 
 
 def towers(job: Job) -> dict[str, str]:
-    """The tower of each parameter: a tuner's by `own_towers`, under whatever prefix the method has put before it.
-
-    A parameter that is no tuner's has none.
-    """
+    """The tower of each of the tuner's parameters, whatever prefix the method puts before their names."""
     own = own_towers(job.model)
-    found = {name: next((own[o] for o in own if name == o or name.endswith(f".{o}")), None) for name in job.start}
-    return {name: tower for name, tower in found.items() if tower is not None}
+    owner = {name: next((o for o in own if name == o or name.endswith(f".{o}")), "") for name in job.start}
+    return {name: own[o] for name, o in owner.items() if o}
 
 
 def own_towers(model: Model) -> dict[str, str]:
-    """By what the tuner makes of a parameter: text if it reaches the class sentences, image if it does not."""
+    """The tower of each tuner parameter: text if the class sentences depend on it, else image."""
     theta = {n: v.detach().clone().requires_grad_() for n, v in model.init(generator("towers")).items()}
     bend = model.bend(theta)
     deltas = [matrix for delta in bend.text_deltas.values() for matrix in (delta.A, delta.B)]

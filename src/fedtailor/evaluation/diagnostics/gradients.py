@@ -1,9 +1,10 @@
-"""Gradients of what is shared, at the model that the cohort was sent: where they point, and how far they spread."""
+"""Gradients of the shared parameters, at the model that the cohort was sent: their angles, and their variance."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,15 +13,15 @@ from torch import Tensor
 from ...algorithms.alignment import alignment
 from ...core.losses import task_loss
 from ...core.types import FIXED, LOCAL, Batch, Params
-from .round import RoundView, mean
+from .round import RoundView
 
 BATCH = 64  # samples of a client, for `angle`
 SAMPLES = 24  # samples of a client, each with a gradient of its own, for `variance`
-LEAST = 1e-4  # an alignment gradient shorter than this, next to the task's, is the rounding of a temperature
+LEAST = 1e-4  # an alignment gradient shorter than this, relative to the task's, is a rounding error of temperatures
 
 
 def leaves(seen: RoundView, k: int) -> tuple[Params, list[Tensor]]:
-    """The model that client k was sent, and those of its parameters that are shared, ready to be differentiated by."""
+    """The model that client k was sent, and its shared parameters, which require gradients."""
     theta = seen.sent(k)
     shared = [name for name, scope in seen.job.scopes.items() if scope not in (LOCAL, FIXED)]
     theta |= {name: theta[name].detach().clone().requires_grad_() for name in shared}
@@ -28,13 +29,9 @@ def leaves(seen: RoundView, k: int) -> tuple[Params, list[Tensor]]:
 
 
 def gradient(loss: Tensor, by: list[Tensor]) -> Tensor:
-    """All of it as one vector."""
-    found = torch.autograd.grad(loss, by, retain_graph=True, allow_unused=True)
-    parts = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(by, found, strict=True)]
+    """As one vector. The graph stays, for the next loss on it."""
+    parts = torch.autograd.grad(loss, by, retain_graph=True, materialize_grads=True)
     return torch.cat([part.flatten() for part in parts]).cpu().double()
-
-
-# --- angle ----------------------------------------------------------------------------------------------------------
 
 
 def angle(seen: RoundView) -> dict[str, Any]:
@@ -46,35 +43,28 @@ def angle(seen: RoundView) -> dict[str, Any]:
         if batch is None or not by:
             continue
         f = seen.job.method.predict_shared(seen.job.model, theta, batch.x)
-        task = gradient(task_loss(f, batch), by)
-        cosines.append(cosine(task, gradient(alignment("tkl", seen.job.model.teacher(batch), f), by)))
+        align = alignment("tkl", seen.job.model.teacher(batch), f)
+        cosines.append(cosine(gradient(task_loss(f, batch), by), gradient(align, by)))
     return angles([found for found in cosines if found is not None])
 
 
 def cosine(task: Tensor, align: Tensor) -> float | None:
-    """None where one of the two is no direction."""
+    """None where one of the two has no direction."""
     if not task.norm() or align.norm() <= LEAST * task.norm():
         return None
     return float((task @ align / (task.norm() * align.norm())).clamp(-1, 1))
 
 
 def angles(cosines: list[float]) -> dict[str, Any]:
+    """Means over clients; `conflict` is the percentage of those above 90 degrees."""
     degrees = torch.tensor(cosines, dtype=torch.float64).arccos().rad2deg().tolist()
-    return {
-        "degrees": mean(degrees),
-        "cosine": mean(cosines),
-        "conflict": mean([100.0 * (found < 0) for found in cosines]),  # percent of the clients above 90 degrees
-        "clients": len(cosines),
-    }
-
-
-# --- variance -------------------------------------------------------------------------------------------------------
+    columns = {"degrees": degrees, "cosine": cosines, "conflict": [100.0 * (found < 0) for found in cosines]}
+    return {**{name: fmean(c) if c else None for name, c in columns.items()}, "clients": len(cosines)}
 
 
 def variance(seen: RoundView) -> dict[str, Any] | None:
     """Variance of samples' gradients, within and between clients, and the bound by class proportions. CAPT App. F"""
-    clients = (sample_gradients(seen, k) for k in seen.cohort)
-    return decomposed(clients, seen.job.model.classes)
+    return decomposed((sample_gradients(seen, k) for k in seen.cohort), seen.job.model.classes)
 
 
 def sample_gradients(seen: RoundView, k: int) -> Iterator[tuple[Tensor, int]]:
@@ -83,7 +73,7 @@ def sample_gradients(seen: RoundView, k: int) -> Iterator[tuple[Tensor, int]]:
     batch = seen.batch(k, SAMPLES, "variance")
     if batch is None or not by:
         return
-    model = seen.job.model.remembering()  # the class sentences are computed once, not for each sample
+    model = seen.job.model.remembering()  # the class sentences are encoded once, not for each sample
     for i, c in enumerate(batch.y.tolist()):
         one = only(batch, i)
         yield gradient(task_loss(seen.job.method.predict_shared(model, theta, one.x), one), by), c
@@ -97,10 +87,7 @@ def only(batch: Batch, i: int) -> Batch:
 
 def decomposed(clients: Iterable[Iterable[tuple[Tensor, int]]], C: int) -> dict[str, Any] | None:
     """From each client's (gradient, class) pairs, one at a time: only sums by client and by class are kept."""
-    means: list[Tensor] = []  # ∇F_k
-    within: list[float] = []  # σ_k²
-    squares: list[float] = []  # E_k ‖∇ℓ‖²
-    proportions: list[Tensor] = []  # π^k
+    found: list[tuple[Tensor, float, float, Tensor]] = []  # of each client: ∇F_k, σ_k², E_k ‖∇ℓ‖², π^k
     sums: dict[int, Tensor] = {}
     counts: Counter[int] = Counter()
     for samples in clients:
@@ -114,12 +101,10 @@ def decomposed(clients: Iterable[Iterable[tuple[Tensor, int]]], C: int) -> dict[
             counts[c] += 1
             sums[c] = sums[c] + g.float() if c in sums else g.float()
         if n:
-            means.append(middle)
-            within.append(spread / n)
-            squares.append(square / n)
-            proportions.append(own / n)
-    if not means:
+            found.append((middle, spread / n, square / n, own / n))
+    if not found:
         return None
+    means, within, squares, proportions = zip(*found, strict=True)
     F, K = sum(means, torch.zeros(())) / len(means), len(means)
     away_from_mean = torch.stack(proportions) - torch.stack(proportions).mean(0)  # (K, C)
     classes = {c: total.double() / counts[c] for c, total in sums.items()}  # ∇F_c
@@ -134,7 +119,7 @@ def decomposed(clients: Iterable[Iterable[tuple[Tensor, int]]], C: int) -> dict[
         "delta2": delta2,  # between them
         "total": total,
         "gap": abs(sigma2 + delta2 - total) / total if total else None,  # Lemma 1: none
-        "delta2_classes": sum(float(g.square().sum()) for g in explained) / K,  # with every class's gradient the same
+        "delta2_classes": sum(float(g.square().sum()) for g in explained) / K,  # if each class had one gradient
         "delta_pi2": delta_pi2,
         "G": G,
         "bound": bound,

@@ -1,8 +1,7 @@
-"""What a diagnostic sees: one round as the loop has it, with every client, every truth and all that travelled."""
+"""What a diagnostic sees: one round, with every client's state, every true label and everything that was sent."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from ...data.federation import Federation
 from ..metrics import Score
 from ..testing import EvalSet, on_device
 
-CHUNK = 256  # test pictures taken at once
+CHUNK = 256  # test pictures at once
 
 
 @dataclass(frozen=True)
@@ -28,33 +27,28 @@ class RoundView:
     federation: Federation
     tests: EvalSet
     data: Mapping[int, ClientData]
-    before: Server  # as the round began
+    before: Server  # when the round began
     after: Server
     clients_before: Mapping[int, ClientState]
-    clients: Mapping[int, ClientState]  # as they are now
-    trace: Sequence[StepTrace]  # every step of the round
+    clients: Mapping[int, ClientState]  # after the round
+    trace: Sequence[StepTrace]  # every client step of the round
     cohort: Sequence[int]
     shared: Score | None = None  # None in a round that is not tested
     personal: Score | None = None
 
     def sent(self, k: int) -> Params:
-        """The model a client began the round with: what the server had for it, and what it keeps for itself."""
+        """The model a client began the round with: what the server sent it, and what it keeps to itself."""
         down = self.before.params_for(k, self.job.scopes)
         return on_device(self.job, theta_of(self.job, down, self.clients_before[k]))
 
     def batch(self, k: int, size: int, what: str) -> Batch | None:
-        """At most so many of a client's training pictures, under the labels it trains on; None if it has none."""
+        """At most `size` of a client's training pictures, with the labels it trains on; None if it has none."""
         data = labelled_data(self.job, k, self.clients[k], self.data[k])
         rng = generator(self.job.seed, "diagnostics", what, self.before.round, k)
         return next(data.batches(size, False, rng), None)
 
     def test_batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
-        """Test pictures and their classes, some at a time."""
+        """Test pictures and their classes, a chunk at a time."""
         for begin in range(0, len(indices), CHUNK):
             some = indices[begin : begin + CHUNK]
-            y = torch.from_numpy(self.tests.labels[some])
-            yield self.tests.features.fetch(some), self.job.model.put(y)
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+            yield self.tests.features.fetch(some), self.job.model.put(torch.from_numpy(self.tests.labels[some]))
