@@ -14,7 +14,7 @@ from ..base.errors import UserError
 from ..base.version import __version__
 from ..methods import METHODS
 from ..methods.recipe import flat
-from ..settings.keys import SHORT, SHORTER, parse, parse_value
+from ..settings.keys import SHORTER, full_keys, parse, parse_value
 from ..settings.run import Run, make_run
 
 REFERENCE = "zeroshot"  # always the first row: CLIP before any training
@@ -129,10 +129,6 @@ def make_spec(methods: Sequence[RowSpec], settings: Mapping[str, Any], seeds: Se
         if twin := next((other for other in rows[:i] if other.run == row.run or other.title == row.title), None):
             raise UserError(f"{row.title!r} and {twin.title!r} are the same; leave one of them out")
     return ComparisonSpec(tuple(rows), shared, chosen)
-
-
-def full_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {SHORT.get(key, key): value for key, value in settings.items()}
 
 
 def choose_seeds(shared: dict[str, Any], seeds: Seeds | None) -> tuple[int, ...]:
