@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task
-from fedtailor.core.types import OWN, Reply, Server
+from fedtailor.core.types import OWN, Pass, Server
 from fedtailor.remote.client import RemoteClient, StateFiles
 from fedtailor.remote.engine import Received, RemoteEngine
 from fedtailor.remote.messages import Message, PassRequest, decode_message
@@ -53,7 +54,7 @@ class Sent:
         return decode_message(self.data)[0]
 
     @property
-    def pass_(self) -> str:
+    def pass_name(self) -> str:
         return self.letter.pass_name if isinstance(self.letter, PassRequest) else ""
 
 
@@ -67,7 +68,7 @@ class Fault:
     does: Callable[[MemoryPost, Sent], Coming]
     client: int | None = None
     round: int | None = None
-    pass_: str | None = None
+    pass_name: str | None = None
     kind: str | None = "train.order"
     times: int = 1 << 30
 
@@ -198,7 +199,7 @@ class Elsewhere:
     faults: list[Fault] = field(default_factory=list)
     seed: int = 0
     clock: Clock = field(default_factory=Clock)
-    visits: list[StepLog] = field(default_factory=list)
+    log: list[StepLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         makers = {k: (lambda k=k: self.site(k)) for k in range(self.experiment.run.clients)}
@@ -221,8 +222,8 @@ class Elsewhere:
         engine, server = self.engine(), self.experiment.job.first_server()
         engine.open()
         while server.round < self.experiment.rounds:
-            server, _, visits = run_round_with_retries(self.experiment, server, engine)
-            self.visits += visits
+            server, _, steps = run_round_with_retries(self.experiment, server, engine)
+            self.log += steps
             engine.committed()
             yield server
 
@@ -230,9 +231,8 @@ class Elsewhere:
         *_, server = self.rounds()
         return self.bits(server)
 
-    def train(self, store: RunFolder, resume: bool = False) -> Iterator[RoundRecord]:
-        connected = replace(self.experiment, connect=lambda experiment, clients, folder: self.engine(clients))
-        return train(connected, store, resume)
+    def train(self, store: RunFolder, resuming: bool = False) -> Iterator[RoundRecord]:
+        return train(self.experiment, store, resuming, make=lambda experiment, clients, folder: self.engine(clients))
 
     def bits(self, server: Server, clients: Mapping[int, ClientState] | None = None) -> End:
         """Of a server, and of the states at the sites that count for it."""
@@ -242,7 +242,7 @@ class Elsewhere:
 
     def dropped(self) -> dict[tuple[int, int], str]:
         """(round, client): why."""
-        return {(v.round, v.client): v.dropped for v in self.visits if v.dropped}
+        return {(v.round, v.client): v.dropped for v in self.log if v.dropped}
 
 
 class Without(LocalEngine):
@@ -250,8 +250,9 @@ class Without(LocalEngine):
 
     absent: Collection[tuple[int, int]] = ()
 
-    def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
-        return super().run({k: task for k, task in tasks.items() if (task.round, k) not in self.absent})
+    def tasks(self, pass_: Pass, server: Server, *rest: Any) -> dict[int, Task]:
+        tasks = super().tasks(pass_, server, *rest)
+        return {k: task for k, task in tasks.items() if (task.round, k) not in self.absent}
 
 
 def here(experiment: Experiment, *absent: tuple[int, int]) -> End:

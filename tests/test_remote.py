@@ -107,9 +107,9 @@ def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_p
     bits = there.bits(other)[1]
     assert bits == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
     assert visited(there.log) == visited(v for v in local.log if v.client != OWN)
-    assert there.made.examine(experiment, other) == local.examine(experiment, server)
-    assert there.made.pseudo(experiment) == local.pseudo(experiment)
-    assert there.made.shared(experiment, other) == local.shared(experiment, server)
+    away, near = there.made.evaluate(experiment, other), local.evaluate(experiment, server)
+    assert (away.clients, away.shared) == (near.clients, near.shared)
+    assert there.made.pseudo_labels(experiment) == local.pseudo_labels(experiment)
 
 
 def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
@@ -144,15 +144,13 @@ def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
         experiment,
         tests=replace(experiment.tests, labels=experiment.tests.labels[:0], parts=(experiment.tests.parts[0][:0],)),
     )
-    assert there.made.untuned() is None  # before any test
-    there.made.examine(none, server)
+    tested = there.made.evaluate(none, server)
     parts = [experiment.tests.of_client(k) for k in range(CLIENTS)]
     expected = mean_score([part.score(part.predict(experiment.job.model.zero_shot_logits, part.everything), part.everything)
                            for part in parts])  # fmt: skip
-    assert there.made.untuned() == expected
-    shared = there.made.shared(none, server)
-    assert shared == mean_score([marks.shared for marks in there.made.marks.values()])
-    assert shared.overall is not None
+    assert tested.untuned == expected
+    assert tested.shared == mean_score([marks.shared for marks in there.made.marks.values()])
+    assert tested.shared.overall is not None
 
 
 # --- late and gone --------------------------------------------------------------------------------------------------
@@ -175,7 +173,7 @@ def test_a_late_client_is_out_of_the_round_and_its_work_leaves_no_trace(tmp_path
     assert len(stale) == 4  # the charter's and three answers: the late one did come
 
 
-@pytest.mark.parametrize("pass_name", PASSES)
+@pytest.mark.parametrize("pass_", PASSES)
 def test_who_is_late_in_one_pass_is_not_asked_in_later_ones_and_they_have_their_own_time(
     pass_: str, tmp_path: Path
 ) -> None:
@@ -721,7 +719,7 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
 ) -> None:
     """Every visit dies three times: before the state is written, with half of it on disk, and after it is written."""
     there, deaths = Elsewhere(made("labels"), tmp_path), dict[Path, int]()
-    write = site_module.write
+    write = site_module.write_atomic
 
     def dying(path: Path, data: bytes) -> None:
         if path.name == INVITATION:
@@ -735,7 +733,7 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
             raise Killed
         return None
 
-    monkeypatch.setattr(site_module, "write", dying)
+    monkeypatch.setattr(site_module, "write_atomic", dying)
     assert there.end() == locally("labels")
     assert set(deaths.values()) == {4}
     assert there.dropped() == {}
@@ -843,12 +841,12 @@ def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkey
         path.with_name(path.name + ".part").write_bytes(data[:100])
         raise OSError(28, "No space left on device")
 
-    write = site_module.write
-    monkeypatch.setattr(site_module, "write", full)
+    write = site_module.write_atomic
+    monkeypatch.setattr(site_module, "write_atomic", full)
     next(rounds)
     assert there.dropped() == {(1, 1): "[Errno 28] No space left on device"}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    monkeypatch.setattr(site_module, "write", write)
+    monkeypatch.setattr(site_module, "write_atomic", write)
     *_, server = rounds
     assert there.bits(server) == locally("own", (1, 1))
 
@@ -867,7 +865,7 @@ def test_nothing_that_stays_with_a_client_is_in_any_bytes_that_leave_it(case: st
             client = there.states(k).read(there.made.clients[k].version, there.made.clients[k].mark)
             kept = [*client.local.values(), *client.memory.values()]
             secrets |= {raw for raw in (value.numpy().tobytes() for value in kept) if len(set(raw)) > 8}
-    there.made.examine(experiment, experiment.job.first_server())
+    there.made.evaluate(experiment, experiment.job.first_server())
     assert len(secrets) >= CLIENTS
     came = [arrival.data for arrival in there.post.came]
     assert not [secret for secret in secrets for data in came if secret in data]

@@ -88,7 +88,9 @@ def files(site: RemoteClient, run: str = RUN) -> list[str]:
 def test_an_order_is_a_visit(site: RemoteClient) -> None:
     """The answer is the visit's reply, and the state on disk is the one it left, marked by the order."""
     data = site.answer(encode_message(order(1), params=DOWN, inbox={}))
-    reply, after = client_step(job(), ME, Task("recalling", 5, DOWN), ClientState(), NoData())
+    reply, after = client_step(
+        job(), ME, job().find_pass("recalling"), Task("recalling", 5, DOWN), ClientState(), NoData()
+    )
     answer, tensors = decode_message(data)
     assert isinstance(answer, PassReply)
     assert (answer.serial, answer.version, answer.samples, answer.weight) == ("00000000-1", 1, 3, reply.weight)
@@ -111,7 +113,7 @@ def test_an_order_is_carried_out_from_the_state_that_it_names(site: RemoteClient
 
 def test_the_same_order_again_is_the_same_answer(site: RemoteClient) -> None:
     """But for the seconds."""
-    letter = encode_message(order(1, pass_name="drawing"), params=DOWN, inbox={})
+    letter = encode_message(order(1, pass_="drawing"), params=DOWN, inbox={})
     (first, drawn), (again, same) = decode_message(site.answer(letter)), decode_message(site.answer(letter))
     assert first.model_copy(update={"seconds": 0}) == again.model_copy(update={"seconds": 0})
     assert torch.equal(drawn["stats"]["draw"], same["stats"]["draw"])
@@ -170,7 +172,7 @@ def test_a_state_cut_short_is_noticed(length: int, site: RemoteClient) -> None:
 
 def test_refusals_bear_the_serial_of_what_they_refuse(site: RemoteClient) -> None:
     """So that one of an old order is not taken for one of the order that is due."""
-    for letter in (order(7, 1, "00000000-1"), order(7, run=OTHER), order(7, client=1), order(7, pass_name="failing")):
+    for letter in (order(7, 1, "00000000-1"), order(7, run=OTHER), order(7, client=1), order(7, pass_="failing")):
         answer = sent(site, letter)
         assert isinstance(answer, Refusal)
         assert answer.serial == "00000000-7"
@@ -238,7 +240,7 @@ def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClien
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "told"),
+    ("pass_", "told"),
     [
         ("complaining", "Odd.complaining, client 3, round 5: this will not do"),
         ("failing", "ZeroDivisionError: oh"),
@@ -332,7 +334,7 @@ def test_a_full_disk_leaves_nothing_half_done(site: RemoteClient, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(site_module, "write", full)
+        patch.setattr(site_module, "write_atomic", full)
         assert refused(site, order(2, 1, "00000000-1")) == ("failed", "[Errno 28] No space left on device")
         assert files(site) == ["state-1-00000000-1"]
     assert isinstance(sent(site, order(3, 1, "00000000-1")), PassReply)
@@ -341,7 +343,7 @@ def test_a_full_disk_leaves_nothing_half_done(site: RemoteClient, monkeypatch: p
 def test_what_stays_is_in_no_bytes_that_leave(site: RemoteClient) -> None:
     """LOCAL and FIXED parameters and what a pass keeps are secrets; they are on the site's disk and nowhere else."""
     secret = struct.pack("<f", SECRET)
-    left = [site.answer(encode_message(order(1, pass_name="leaky"), params=DOWN, inbox={}))]
+    left = [site.answer(encode_message(order(1, pass_="leaky"), params=DOWN, inbox={}))]
     for n, pass_ in enumerate(("drawing", "unknown", "misshaped", "failing", "diverged_at_home", "destroying")):
         left.append(site.answer(encode_message(order(2 + n, 1, "00000000-1", pass_), params=DOWN, inbox={})))
     left.append(site.answer(encode_message(order(9, 7, "00000000-9"), params=DOWN, inbox={})))

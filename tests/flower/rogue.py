@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import fedtailor.site as site_module
 import torch
 from flwr.app import Context
 
 import fedtailor.flower.client as client
+import fedtailor.remote.client as site_module
 from fedtailor.flower.messages import client_app
 from fedtailor.flower.sites import site_session
 from fedtailor.remote.client import RemoteClient
@@ -44,7 +44,7 @@ def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
     return answer
 
 
-def main(home: client.Home, data: str, fault: str) -> None:
+def main(home: client.SiteFolder, data: str, fault: str) -> None:
     site = RemoteClient(home.folder / "state", lambda charter: site_session(charter, data))
     before: list[bytes] = []
     mark = home.folder / "fault.done"  # once in its life
@@ -57,7 +57,7 @@ def main(home: client.Home, data: str, fault: str) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, content)
 
-    real, site_module.write = site_module.write, write
+    real, site_module.write_atomic = site_module.write_atomic, write
 
     def answer(kind: str, letter: bytes, context: Context) -> bytes:
         order = decode_message(letter)[0] if kind == "train.order" else None
@@ -79,4 +79,4 @@ def main(home: client.Home, data: str, fault: str) -> None:
 
 
 if __name__ == "__main__":
-    main(client.Home.open(Path(sys.argv[1])), f"folder:{sys.argv[2]}", sys.argv[3])
+    main(client.SiteFolder.open(Path(sys.argv[1])), f"folder:{sys.argv[2]}", sys.argv[3])

@@ -49,8 +49,9 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
     assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [
         replace(v, seconds=0) for v in sorted(flower.log, key=str)
     ]
-    assert flower.examine(there, other) == local.examine(here, server)
-    assert flower.pseudo(there) == local.pseudo(here)
+    away, near = flower.evaluate(there, other), local.evaluate(here, server)
+    assert (away.clients, away.shared) == (near.clients, near.shared)
+    assert flower.pseudo_labels(there) == local.pseudo_labels(here)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])

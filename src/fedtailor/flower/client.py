@@ -85,7 +85,7 @@ def serve_site(home: SiteFolder, app: ClientApp) -> None:
         *("--superexec-auth-secret-file", str(home.folder / "flwr" / "secret")),
     ]
     node = ManagedProcess(
-        "fedtailor.flower.node", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr"
+        "fedtailor.flower.supernode", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr"
     )
     node.start()
     log.info("client %d: for the server at %s", home.client, home.server)

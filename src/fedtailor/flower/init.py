@@ -4,7 +4,7 @@ federation.toml   hosts, ports, number of sites, fingerprints of their keys
 ca/               the key that certifies the server; kept offline
 server/           certificate and key of the server, public keys of the sites
 clients/client-0/ what one site gets, and nothing else
-app/              the Flower app, which only names fedtailor.flower.plain
+app/              the Flower app, which only names fedtailor.flower.app
 """
 
 from __future__ import annotations

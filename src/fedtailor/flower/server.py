@@ -68,7 +68,7 @@ class Coordinator:
             *("--database", str(house.flwr / "state.db"), "--disable-runtime-dependency-installation"),
             *("--isolation", "process", "--superexec-auth-secret-file", str(house.flwr / "secret")),
         ]
-        self.link = ManagedProcess("fedtailor.flower.link", lambda: words, folder / "log" / "link.log", house.flwr)
+        self.link = ManagedProcess("fedtailor.flower.superlink", lambda: words, folder / "log" / "link.log", house.flwr)
         self.desk = desk_of(house)
         self.runtime = Runtime(house.control, self.secret, house.certificate, TaskType.SERVER_APP)
 

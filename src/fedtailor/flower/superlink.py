@@ -1,4 +1,4 @@
-"""Flower's SuperLink as a process of ours: `python -m fedtailor.flower.link PARENT PUBLIC LIMIT SUPERLINK-OPTIONS…`
+"""Flower's SuperLink as a process of ours: `python -m fedtailor.flower.superlink PARENT PUBLIC LIMIT SUPERLINK-OPTIONS…`
 
 flwr 1.41 serves everything at one address: the Fleet API, for sites, and the Control API, which starts runs and has no
 login. Here there are two addresses. The public one answers to the Fleet API alone, and takes no message that is longer

@@ -1,4 +1,4 @@
-"""Flower's SuperNode as a process of ours: `python -m fedtailor.flower.node PARENT SUPERNODE-OPTIONS…`
+"""Flower's SuperNode as a process of ours: `python -m fedtailor.flower.supernode PARENT SUPERNODE-OPTIONS…`
 
 It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
 server may send along. It ends when that process does.

@@ -217,7 +217,7 @@ run = ""
 """
 
 MODULE = """\
-from fedtailor.flower.plain import client, server
+from fedtailor.flower.app import client, server
 
 __all__ = ["client", "server"]
 """
