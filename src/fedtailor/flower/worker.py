@@ -1,7 +1,7 @@
 """An executor that stays: it takes Flower's tasks one after the other in this process, where CLIP is loaded already.
 
-Flower's own starts a process for each message and runs the code that came with the run in it. Here only the fedtailor
-that is installed is ever run.
+Flower's own starts a process for each message, which runs the code that came with the run. Here only the installed
+fedtailor is ever run.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import push_message
 
+from ..base.polling import Backoff
+
 log = logging.getLogger("fedtailor.flower")
-PAUSES = 0.1, 1.0  # seconds between two looks for a task: while there is work, and when there has been none for long
-LONG = 20.0  # seconds
+PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at most (after some 20 s), and their growth
 PATIENCE = 30.0  # seconds in which the other side may come back
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-class Taken(NamedTuple):
+class Task(NamedTuple):
     run: int
     token: str
 
@@ -63,7 +64,7 @@ class Runtime:
 
     def __init__(self, address: str, secret: bytes, root: bytes | None, kind: TaskType) -> None:
         self.address, self.root, self.kind = address, root, kind
-        self.desk = self.client(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}), 0.0)
+        self.control = self.client(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}), 0.0)
 
     def client(self, interceptor: ProtobufClientInterceptor, patience: float = PATIENCE) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
@@ -75,14 +76,14 @@ class Runtime:
             retry_invoker=RetryInvoker(partial(exponential, max_delay=5), httpx.TransportError, None, patience),
         )
 
-    def acquire(self) -> Taken | None:
+    def acquire(self) -> Task | None:
         """The next task, if there is one."""
-        found = self.desk.AcquireTask(AcquireTaskRequest(supported_task_types=[self.kind]))
-        return Taken(found.task.run_id, found.token) if found.HasField("task") and found.token else None
+        found = self.control.AcquireTask(AcquireTaskRequest(supported_task_types=[self.kind]))
+        return Task(found.task.run_id, found.token) if found.HasField("task") and found.token else None
 
     @contextmanager
     def task(self, token: str) -> Iterator[RuntimeHttpClient]:
-        """A task in hand: it is kept alive meanwhile, and its end is told."""
+        """A task in hand: kept alive meanwhile, and reported as completed at the end."""
         client = self.client(RuntimeTokenHttpInterceptor(token))
         heart = HeartbeatSender(beat(client))
         heart.start()
@@ -90,8 +91,8 @@ class Runtime:
             yield client
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
         finally:
-            # Of a task that failed nothing is told: Flower then finds that its heart has stopped and answers for it,
-            # where it would wait for ever for the answer to a message whose task is said to have failed.
+            # A failure is not reported: Flower would wait for ever for the reply to a message whose task failed, but
+            # replies itself once it finds that the heartbeat has stopped.
             heart.stop()
             client.close()
 
@@ -107,40 +108,38 @@ def beat(client: RuntimeHttpClient) -> Callable[[], bool]:
 
 
 class Superseded(Exception):  # noqa: N818  # as it reads
-    def __init__(self, by: Taken) -> None:
+    def __init__(self, by: Task) -> None:
         self.by = by
 
 
 def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
-    """Carry out one task after the other until it is over. What fails is logged, and the next is taken."""
-    taken: Taken | None = None
-    busy = time.monotonic()  # when there was work last
+    """Carry out one task after the other until told to stop. What fails is logged, and the next is taken."""
+    task: Task | None = None
+    pause = Backoff(*PAUSES)
     while not over.is_set():
         try:
-            taken = taken or runtime.acquire()
+            task = task or runtime.acquire()
         except httpx.HTTPError as error:  # the node is not up yet, or is being started again
             log.debug("no tasks: %s", error)
-            over.wait(0.5)
+        if task is None:
+            over.wait(pause.next())
             continue
-        if taken is None:
-            over.wait(PAUSES[time.monotonic() - busy > LONG])
-            continue
-        this, taken = taken, None
+        this, task = task, None
         try:
             with runtime.task(this.token) as client:
                 message, context = task_input(client, runtime)
                 push_message(client, app(message, context), context)
         except Superseded as superseded:
-            taken = superseded.by
+            task = superseded.by
         except Exception as error:
             log.warning("a task was not carried out", exc_info=error)
-        busy = time.monotonic()
+        pause.reset()
 
 
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
     """The message that a task is about. A node makes the task first, and then gets the message, piece by piece.
 
-    If the connection breaks at that, nobody says so. But a node has one message in hand at a time: a newer task means
+    If the connection breaks meanwhile, nobody says so. But a node has one message in hand at a time: a newer task means
     that nothing more will come of this one.
     """
     given = client.PullTaskInput(PullTaskInputRequest())
@@ -160,7 +159,7 @@ def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Co
     make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
     message = inflate_object_from_contents(name, contents)
     assert isinstance(message, Message)
-    message.metadata.__dict__["_message_id"] = name  # which a message as sent cannot hold
+    message.metadata.__dict__["_message_id"] = name  # a message as sent cannot hold it
     return message, context
 
 

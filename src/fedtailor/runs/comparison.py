@@ -13,7 +13,6 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from ..base.errors import UserError, unknown
-from ..base.files import write_atomic
+from ..base.files import FolderLock, write_atomic
 from ..base.version import __version__
 from ..clip.load import load
 from ..evaluation.metrics import NAMES
@@ -45,7 +44,6 @@ from .comparison_spec import (
     placeless,
     short_key,
 )
-from .folder import RunFolder
 
 NUMBERS = ("last", "last10", "best")
 
@@ -121,7 +119,11 @@ def run_comparison(
         rehearse(left, callback)
     if folder is None:
         return side_by_side(spec, None, number, callback, sort, jobs)
-    with taken(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+    with FolderLock(folder):
         write_atomic(folder / NOTE, as_json({**spec.note(), "number": number, "sort": sort}))
         made = side_by_side(spec, folder, number, callback, sort, jobs)
         write_atomic(folder / "table.json", as_json(made.summary))
@@ -255,21 +257,6 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
 
 def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-@contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """One process at a time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
-    store = RunFolder(folder)
-    store.take()
-    try:
-        yield
-    finally:
-        store.close()
 
 
 def check_folder(spec: ComparisonSpec, folder: Path) -> None:
