@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import PrivateFormat, load_pem_private_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..base.errors import UserError
@@ -71,7 +71,7 @@ def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, con
     config = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
     make_empty(folder)
     ca = pki.make_ca(f"fedtailor CA of {config.hosts[0]}")
-    put(folder / "ca" / "ca.key", pki.private_pem(ca.key), private=True)
+    put(folder / "ca" / "ca.key", pki.private_bytes(ca.key), private=True)
     put(folder / "server" / "ca.pem", pki.certificate_pem(ca.certificate))
     certify(folder, ca, config)
     fill(folder, TEMPLATES / "deployment", config)
@@ -137,7 +137,7 @@ def make_empty(folder: Path) -> None:
 
 def certify(folder: Path, ca: pki.Certified, config: DeploymentConfig) -> None:
     server = pki.make_server_certificate(ca, config.hosts)
-    put(folder / "server" / "server.key", pki.private_pem(server.key), private=True)
+    put(folder / "server" / "server.key", pki.private_bytes(server.key), private=True)
     put(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
 
 
@@ -148,7 +148,7 @@ def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
         raise UserError(f"{home} exists, but federation.toml knows no client {number}; take it away first")
     key = pki.make_client_key()
     public = pki.public_openssh(key) + f" client-{number}\n".encode()
-    put(home / "client.key", pki.private_openssh(key), private=True)
+    put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
     put(home / "client.pub", public)
     put(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
     put(home / "site.toml", tomli_w.dumps({"server": config.address, "client": number}).encode())

@@ -7,12 +7,13 @@ import queue
 import tempfile
 import threading
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import flwr.simulation
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ..base.errors import UserError
@@ -43,15 +44,10 @@ def client(document: str, folder: Path, who: int) -> RemoteClient:
     return RemoteClient(folder / f"client-{who}", lambda invited: simulated_session(built(document), invited.client))
 
 
-class Replying:
+def reply(document: str, folder: Path, kind: str, data: bytes, context: Context) -> bytes:
     """What a node does with a message, in whichever process Ray has put it."""
-
-    def __init__(self, document: str, folder: Path) -> None:
-        self.document, self.folder = document, folder
-
-    def __call__(self, kind: str, data: bytes, context: Context) -> bytes:
-        who = int(context.node_config["partition-id"])
-        return str(who).encode() if kind == "query.who" else client(self.document, self.folder, who).handle(data)
+    who = int(context.node_config["partition-id"])
+    return str(who).encode() if kind == "query.who" else client(document, folder, who).handle(data)
 
 
 class SimulatedTransport(GridTransport):
@@ -62,8 +58,8 @@ class SimulatedTransport(GridTransport):
         home = (folder or Path(self.temporary.name if self.temporary else "")) / "clients"
         self.over, self.lent = threading.Event(), queue.Queue[Grid | BaseException]()
         logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is of no use to the user
-        replying = Replying(run.model_dump_json(), home.absolute())
-        self.thread = threading.Thread(target=self.simulate, args=(run, replying), daemon=True)
+        app = client_app(partial(reply, run.model_dump_json(), home.absolute()))
+        self.thread = threading.Thread(target=self.simulate, args=(run, app), daemon=True)
         self.thread.start()
         try:
             found = self.lent.get(timeout=START)
@@ -73,7 +69,7 @@ class SimulatedTransport(GridTransport):
             raise UserError(f"Flower's simulation did not start: {found}") from found
         super().__init__(found)
 
-    def simulate(self, run: Run, replying: Replying) -> None:
+    def simulate(self, run: Run, app: ClientApp) -> None:
         server = ServerApp()
 
         @server.main()
@@ -88,7 +84,7 @@ class SimulatedTransport(GridTransport):
             "init_args": {**start, "_node_ip_address": "127.0.0.1"},
         }
         try:
-            flwr.simulation.run_simulation(server, client_app(replying), run.clients, backend_config=backend)
+            flwr.simulation.run_simulation(server, app, run.clients, backend_config=backend)
         except BaseException as error:
             self.lent.put(error)
             raise

@@ -347,10 +347,7 @@ class RemoteEngine(Engine):
 
 
 def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
-    """Whose statistics differ in form from most others' by the same name: a method's server step would break on them.
-
-    Only a method knows which shapes are right, unlike those of parameters.
-    """
+    """Whose statistics have another shape or type than most others' of that name, which only the method could check."""
     forms = Counter((n, v.dtype, v.shape) for reply in replies.values() for n, v in reply.stats.items())
     usual: dict[str, object] = {}
     for (name, *form), _ in forms.most_common():
