@@ -1,4 +1,4 @@
-"""Clients that are elsewhere, in one process: a post in memory, a clock that only waiting moves on, and faults."""
+"""Remote clients in one process: a transport in memory, a clock that only waiting moves on, and faults."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task
-from fedtailor.core.types import OWN, Reply, Server
-from fedtailor.remote.client import RemoteClient, StateFiles
+from fedtailor.core.types import OWN, Pass, Server
+from fedtailor.remote.client import RemoteClient, StateFiles, simulated_session
 from fedtailor.remote.engine import Received, RemoteEngine
-from fedtailor.remote.messages import Message, PassRequest, decode_message
-from fedtailor.remote.run import remote_engine, simulated_session
+from fedtailor.remote.messages import Message, PassRequest, decode
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation.build import Experiment
@@ -49,12 +49,12 @@ class Sent:
     data: bytes
 
     @property
-    def letter(self) -> Message:
-        return decode_message(self.data)[0]
+    def message(self) -> Message:
+        return decode(self.data)[0]
 
     @property
-    def pass_(self) -> str:
-        return self.letter.pass_name if isinstance(self.letter, PassRequest) else ""
+    def pass_name(self) -> str:
+        return self.message.pass_name if isinstance(self.message, PassRequest) else ""
 
 
 Coming = Iterable[tuple[float, Callable[[], Received]]]  # in so many seconds; made only then
@@ -62,13 +62,13 @@ Coming = Iterable[tuple[float, Callable[[], Received]]]  # in so many seconds; m
 
 @dataclass
 class Fault:
-    """What becomes of some letters instead of an answer."""
+    """What becomes of some messages instead of an answer."""
 
-    does: Callable[[MemoryPost, Sent], Coming]
+    does: Callable[[MemoryTransport, Sent], Coming]
     client: int | None = None
     round: int | None = None
-    pass_: str | None = None
-    kind: str | None = "train.order"
+    pass_name: str | None = None
+    kind: str | None = "train.pass"
     times: int = 1 << 30
 
     def meets(self, sent: Sent) -> bool:
@@ -81,8 +81,8 @@ class Fault:
         return self.times > 0 and all(it is None or it == there for it, there in wanted)
 
 
-class MemoryPost:
-    """Letters to real sites. Every answer takes `pace` seconds, and they come in another order each time."""
+class MemoryTransport:
+    """Messages to real sites. Every answer takes `pace` seconds, and they come in another order each time."""
 
     def __init__(
         self, sites: Mapping[int, Callable[[], RemoteClient]], clock: Clock, faults: Iterable[Fault], seed: int
@@ -94,38 +94,38 @@ class MemoryPost:
         self.under_way: list[tuple[float, Callable[[], Received]]] = []
         self.sent: list[Sent] = []
         self.came: list[Received] = []
-        self.watch: Callable[[str], None] = lambda event: None  # "sent" and "answered", once a letter
+        self.watch: Callable[[str], None] = lambda event: None  # "sent" and "replied", once a message
         self.closed = 0
 
-    def here(self) -> Collection[int]:
+    def online(self) -> Collection[int]:
         return {k for k in self.sites if self.away.get(k, 0.0) <= self.clock.now}
 
-    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
-        for k, data in letters.items():
-            assert k in self.here(), "a letter to a client that is not there"
-            sent = Sent(kind, round_, k, data)
+    def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
+        for k, message in data.items():
+            assert k in self.online(), "a message to a client that is not there"
+            sent = Sent(kind, round_, k, message)
             self.sent.append(sent)
             fault = next((fault for fault in self.faults if fault.meets(sent)), None)
             if fault:
                 fault.times -= 1
-            coming = fault.does(self, sent) if fault else [(self.pace, lambda sent=sent: self.answered(sent))]
+            coming = fault.does(self, sent) if fault else [(self.pace, lambda sent=sent: self.replied(sent))]
             self.under_way += [(self.clock.now + seconds, what) for seconds, what in coming]
             self.watch("sent")
 
-    def answered(self, sent: Sent) -> Received:
+    def replied(self, sent: Sent) -> Received:
         """What the client says. If it dies of it, a new one is soon in its place."""
         try:
-            data = self.sites[sent.client].answer(sent.data)
+            data = self.sites[sent.client].handle(sent.data)
         except Killed:
             self.restart(sent.client)
             return Received(sent.client, gone=True)
-        self.watch("answered")
+        self.watch("replied")
         return Received(sent.client, data)
 
     def restart(self, k: int) -> None:
         self.sites[k] = self.fresh[k]()
 
-    def fetch(self) -> list[Received]:
+    def receive(self) -> list[Received]:
         due = [it for it in self.under_way if it[0] <= self.clock.now + 1e-9]
         self.under_way = [it for it in self.under_way if it not in due]
         self.order.shuffle(due)
@@ -140,80 +140,82 @@ class MemoryPost:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def silent(post: MemoryPost, sent: Sent) -> Coming:
-    """The letter is lost."""
+def silent(transport: MemoryTransport, sent: Sent) -> Coming:
+    """The message is lost."""
     return []
 
 
-def unheard(post: MemoryPost, sent: Sent) -> Coming:
+def unheard(transport: MemoryTransport, sent: Sent) -> Coming:
     """The client does its work, and the answer is lost."""
-    post.answered(sent)
+    transport.replied(sent)
     return []
 
 
-def late(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
+def late(seconds: float) -> Callable[[MemoryTransport, Sent], Coming]:
     """The client does its work at once, and the answer takes long."""
 
-    def does(post: MemoryPost, sent: Sent) -> Coming:
-        arrival = post.answered(sent)
+    def does(transport: MemoryTransport, sent: Sent) -> Coming:
+        arrival = transport.replied(sent)
         return [(seconds, lambda: arrival)]
 
     return does
 
 
-def delayed(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
-    """The letter takes long, and reaches the client behind newer ones."""
-    return lambda post, sent: [(seconds, lambda: post.answered(sent))]
+def delayed(seconds: float) -> Callable[[MemoryTransport, Sent], Coming]:
+    """The message takes long, and reaches the client behind newer ones."""
+    return lambda transport, sent: [(seconds, lambda: transport.replied(sent))]
 
 
-def leaves(seconds: float) -> Callable[[MemoryPost, Sent], Coming]:
+def leaves(seconds: float) -> Callable[[MemoryTransport, Sent], Coming]:
     """The client is gone, and after some time back."""
 
-    def does(post: MemoryPost, sent: Sent) -> Coming:
-        post.away[sent.client] = post.clock.now + seconds
+    def does(transport: MemoryTransport, sent: Sent) -> Coming:
+        transport.away[sent.client] = transport.clock.now + seconds
         return [(0.0, lambda: Received(sent.client, gone=True))]
 
     return does
 
 
-def twice(post: MemoryPost, sent: Sent) -> Coming:
-    """The letter reaches the client two times, and both answers come at once."""
-    return [(post.pace, lambda: post.answered(sent))] * 2
+def twice(transport: MemoryTransport, sent: Sent) -> Coming:
+    """The message reaches the client two times, and both answers come at once."""
+    return [(transport.pace, lambda: transport.replied(sent))] * 2
 
 
-def says(change: Callable[[bytes], bytes]) -> Callable[[MemoryPost, Sent], Coming]:
+def says(change: Callable[[bytes], bytes]) -> Callable[[MemoryTransport, Sent], Coming]:
     """The client does its work, and the answer is another."""
-    return lambda post, sent: [(post.pace, lambda: replace(arrival := post.answered(sent), data=change(arrival.data)))]
+    return lambda transport, sent: [
+        (transport.pace, lambda: replace(arrival := transport.replied(sent), data=change(arrival.data)))
+    ]
 
 
 # --- a federation -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Elsewhere:
-    """A setup whose clients are at sites under a folder."""
+class RemoteWorld:
+    """An experiment whose clients are remote; they keep their states under a folder."""
 
     experiment: Experiment
     folder: Path
     faults: list[Fault] = field(default_factory=list)
     seed: int = 0
     clock: Clock = field(default_factory=Clock)
-    visits: list[StepLog] = field(default_factory=list)
+    log: list[StepLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         makers = {k: (lambda k=k: self.site(k)) for k in range(self.experiment.run.clients)}
-        self.post = MemoryPost(makers, self.clock, self.faults, self.seed)
+        self.transport = MemoryTransport(makers, self.clock, self.faults, self.seed)
 
     def site(self, k: int) -> RemoteClient:
         return RemoteClient(
-            self.folder / f"client-{k}", lambda charter: simulated_session(self.experiment, charter.client)
+            self.folder / f"client-{k}", lambda invitation: simulated_session(self.experiment, invitation.client)
         )
 
     def states(self, k: int) -> StateFiles:
         return StateFiles(self.folder / f"client-{k}" / RUN)
 
     def engine(self, clients: Mapping[int, ClientState] | None = None) -> RemoteEngine:
-        self.made = remote_engine(self.experiment, clients, self.post, RUN, clock=self.clock, wait=self.clock.wait)
+        self.made = RemoteEngine(self.experiment, clients, self.transport, RUN, clock=self.clock, wait=self.clock.wait)
         return self.made
 
     def rounds(self) -> Iterator[Server]:
@@ -221,8 +223,8 @@ class Elsewhere:
         engine, server = self.engine(), self.experiment.job.first_server()
         engine.open()
         while server.round < self.experiment.rounds:
-            server, _, visits = run_round_with_retries(self.experiment, server, engine)
-            self.visits += visits
+            server, _, steps = run_round_with_retries(self.experiment, server, engine)
+            self.log += steps
             engine.committed()
             yield server
 
@@ -230,19 +232,18 @@ class Elsewhere:
         *_, server = self.rounds()
         return self.bits(server)
 
-    def train(self, store: RunFolder, resume: bool = False) -> Iterator[RoundRecord]:
-        connected = replace(self.experiment, connect=lambda experiment, clients, folder: self.engine(clients))
-        return train(connected, store, resume)
+    def train(self, store: RunFolder, resuming: bool = False) -> Iterator[RoundRecord]:
+        return train(self.experiment, store, resuming, make=lambda experiment, clients, folder: self.engine(clients))
 
     def bits(self, server: Server, clients: Mapping[int, ClientState] | None = None) -> End:
         """Of a server, and of the states at the sites that count for it."""
         ledger = clients or self.made.clients
-        held = {k: it if k == OWN else self.states(k).read(it.version, it.mark) for k, it in ledger.items()}
-        return server_to_bytes(server), {k: client_to_bytes(replace(held[k], mark="")) for k in sorted(held)}
+        held = {k: it if k == OWN else self.states(k).read(it.version, it.state_id) for k, it in ledger.items()}
+        return server_to_bytes(server), {k: client_to_bytes(replace(held[k], state_id="")) for k in sorted(held)}
 
     def dropped(self) -> dict[tuple[int, int], str]:
         """(round, client): why."""
-        return {(v.round, v.client): v.dropped for v in self.visits if v.dropped}
+        return {(v.round, v.client): v.dropped for v in self.log if v.dropped}
 
 
 class Without(LocalEngine):
@@ -250,8 +251,9 @@ class Without(LocalEngine):
 
     absent: Collection[tuple[int, int]] = ()
 
-    def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
-        return super().run({k: task for k, task in tasks.items() if (task.round, k) not in self.absent})
+    def tasks(self, pass_: Pass, server: Server, *rest: Any) -> dict[int, Task]:
+        tasks = super().tasks(pass_, server, *rest)
+        return {k: task for k, task in tasks.items() if (task.round, k) not in self.absent}
 
 
 def here(experiment: Experiment, *absent: tuple[int, int]) -> End:

@@ -17,7 +17,7 @@ from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.core.method import Method
 from fedtailor.core.relay import relay
-from fedtailor.core.types import OWN, Params, Reply, Server
+from fedtailor.core.types import OWN, Params, Pass, Reply, Server
 from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
 from fedtailor.runs.execute import train
@@ -35,14 +35,17 @@ class Lossy(LocalEngine):
         super().__init__(*given)
         self.round, self.gone = -1, set[int]()
 
-    def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
+    def __call__(
+        self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
+    ) -> dict[int, Reply]:
+        tasks = self.tasks(pass_, server, cohort, inbox)
         task = next(iter(tasks.values()))
         if task.round != self.round:
             self.round, self.gone = task.round, set()
         there = [k for k in tasks if k not in self.gone]
         answer = [k for k in there if k == OWN or not self.loses(task, k)] or self.spared(task, there, [*tasks])
         self.gone = (self.gone | tasks.keys()) - set(answer)
-        return {k: self.call(k, tasks[k]) for k in reversed(answer)}  # not the cohort's order
+        return {k: self.step(pass_, k, tasks[k]) for k in reversed(answer)}  # not the cohort's order
 
     def loses(self, task: Task, k: int) -> bool:
         return self.luck(task, k) % 5 < 2
@@ -73,7 +76,7 @@ class Relayed(Lossy):
     def spared(self, task: Task, there: list[int], asked: list[int]) -> list[int]:
         if len(asked) > 1:
             return super().spared(task, there, asked)
-        answered = any((visit.round, visit.pass_name) == (task.round, task.pass_name) for visit in self.visits)
+        answered = any((step.round, step.pass_name) == (task.round, task.pass_name) for step in self.log)
         return [] if answered else there
 
 
@@ -241,8 +244,8 @@ def test_capt_keeps_old_counts_of_who_misses_a_later_census() -> None:
         def loses(self, task: Task, k: int) -> bool:
             return k == 0
 
-        def call(self, k: int, task: Task) -> Reply:
-            reply = super().call(k, task)
+        def step(self, pass_: Pass, k: int, task: Task) -> Reply:
+            reply = super().step(pass_, k, task)
             return replace(reply, stats={n: v.flip(0) if n == "counts" else v for n, v in reply.stats.items()})
 
     after, _ = run_round(experiment, server, Turned(experiment.job, experiment.client_data))
@@ -256,7 +259,7 @@ def test_capts_bandit_learns_from_those_who_answer(name: str, engine: type[Lossy
     experiment = made(CASES[name])
     losing = engine(experiment.job, experiment.client_data)
     server, _ = run_round(experiment, experiment.job.first_server(), losing)  # round 0 ends in a global aggregation
-    asked = {visit.client for visit in losing.visits if visit.pass_name == "examine"}
+    asked = {visit.client for visit in losing.log if visit.pass_name == "examine"}
     assert asked == {OWN} if experiment.job.validates else asked < {0, 1, 2, 3, 4}
     assert asked
     assert server.state["pulls"].sum() == len(server.state["history"]) == 1

@@ -1,4 +1,4 @@
-"""Clients that are elsewhere: the same bits as in one process, whoever is late, gone, wrong or killed."""
+"""Remote clients: the same bits as in one process, whoever is late, gone, wrong or killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedtailor.evaluation.metrics import mean_score
 from fedtailor.remote import client as site_module
 from fedtailor.remote.client import INVITATION, RemoteClient
 from fedtailor.remote.engine import NOT_NEEDED, Received
-from fedtailor.remote.messages import Refusal, decode_message, encode_message
+from fedtailor.remote.messages import Refusal, decode, encode
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
@@ -31,11 +31,11 @@ from remote import (
     RUN,
     Clock,
     Coming,
-    Elsewhere,
     End,
     Fault,
     Killed,
-    MemoryPost,
+    MemoryTransport,
+    RemoteWorld,
     Sent,
     delayed,
     here,
@@ -99,7 +99,7 @@ def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_p
     """Parameters after each round, states at the sites, what every visit cost, and all tests."""
     method, tuner, more = PAPERS[case]
     experiment = world(method, tuner, **more)
-    local, there = make_engine(experiment), Elsewhere(experiment, tmp_path, seed=1)
+    local, there = make_engine(experiment), RemoteWorld(experiment, tmp_path, seed=1)
     server = experiment.job.first_server()
     for other in there.rounds():
         server, _ = run_round(experiment, server, local)
@@ -107,16 +107,16 @@ def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_p
     bits = there.bits(other)[1]
     assert bits == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
     assert visited(there.log) == visited(v for v in local.log if v.client != OWN)
-    assert there.made.examine(experiment, other) == local.examine(experiment, server)
-    assert there.made.pseudo(experiment) == local.pseudo(experiment)
-    assert there.made.shared(experiment, other) == local.shared(experiment, server)
+    away, near = there.made.evaluate(experiment, other), local.evaluate(experiment, server)
+    assert (away.clients, away.shared) == (near.clients, near.shared)
+    assert there.made.pseudo_labels(experiment) == local.pseudo_labels(experiment)
 
 
 def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
     """And the order does change."""
-    runs = [Elsewhere(made("own"), tmp_path / str(seed), seed=seed) for seed in range(3)]
+    runs = [RemoteWorld(made("own"), tmp_path / str(seed), seed=seed) for seed in range(3)]
     assert {end[0] for end in (it.end() for it in runs)} == {locally("own")[0]}
-    assert len({tuple(a.client for a in it.post.came) for it in runs}) == 3
+    assert len({tuple(a.client for a in it.transport.came) for it in runs}) == 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
 def test_fewer_bits_are_the_same_bits_everywhere(case: str, updates: str, smaller: int, tmp_path: Path) -> None:
     """Both engines agree on every bit and every byte, and answers are about so much smaller than in fp32."""
     experiment = made(case, updates=updates)
-    there = Elsewhere(experiment, tmp_path)
+    there = RemoteWorld(experiment, tmp_path)
     (few, visits), (whole, all_visits) = stayed(experiment), stayed(made(case))
     assert there.end() == few
     assert few[0] != whole[0]
@@ -138,21 +138,19 @@ def test_fewer_bits_are_the_same_bits_everywhere(case: str, updates: str, smalle
 def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
     """Then its model's score is the mean of what clients found, and so is CLIP's as it is."""
     experiment = made()
-    there = Elsewhere(experiment, tmp_path)
+    there = RemoteWorld(experiment, tmp_path)
     *_, server = there.rounds()
     none = replace(
         experiment,
         tests=replace(experiment.tests, labels=experiment.tests.labels[:0], parts=(experiment.tests.parts[0][:0],)),
     )
-    assert there.made.untuned() is None  # before any test
-    there.made.examine(none, server)
+    tested = there.made.evaluate(none, server)
     parts = [experiment.tests.of_client(k) for k in range(CLIENTS)]
-    expected = mean_score([part.score(part.predict(experiment.job.model.zero_shot_logits, part.everything), part.everything)
-                           for part in parts])  # fmt: skip
-    assert there.made.untuned() == expected
-    shared = there.made.shared(none, server)
-    assert shared == mean_score([marks.shared for marks in there.made.marks.values()])
-    assert shared.overall is not None
+    logits = experiment.job.model.zero_shot_logits
+    expected = mean_score([part.score(part.predict(logits, part.everything), part.everything) for part in parts])
+    assert tested.untuned == expected
+    assert tested.shared == mean_score([reply.shared for reply in there.made.tested.values()])
+    assert tested.shared.overall is not None
 
 
 # --- late and gone --------------------------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
 def test_a_late_client_is_out_of_the_round_and_its_work_leaves_no_trace(tmp_path: Path) -> None:
     """The round ends at the deadline. The late answer comes in the next round, in which the client takes part from the
     state before."""
-    there = Elsewhere(made(), tmp_path, [Fault(late(DEADLINE + 0.5), client=1, round=1)])
+    there = RemoteWorld(made(), tmp_path, [Fault(late(DEADLINE + 0.5), client=1, round=1)])
     ends, servers = [], []
     for server in there.rounds():
         ends.append(there.clock.now)
@@ -169,97 +167,97 @@ def test_a_late_client_is_out_of_the_round_and_its_work_leaves_no_trace(tmp_path
     assert ends[1] - ends[0] == pytest.approx(DEADLINE, abs=1e-6)
     assert ends[2] - ends[1] < 3
     assert there.bits(servers[-1]) == locally("plain", (1, 1))
-    assert there.dropped() == {(1, 1): "late: no answer in time"}
+    assert there.dropped() == {(1, 1): "late: no reply in time"}
     assert there.made.clients[1].version == 2
-    stale = [a for a in there.post.came if a.client == 1]
-    assert len(stale) == 4  # the charter's and three answers: the late one did come
+    stale = [a for a in there.transport.came if a.client == 1]
+    assert len(stale) == 4  # the invitation's and three answers: the late one did come
 
 
-@pytest.mark.parametrize("pass_name", PASSES)
+@pytest.mark.parametrize("pass_", PASSES)
 def test_who_is_late_in_one_pass_is_not_asked_in_later_ones_and_they_have_their_own_time(
     pass_: str, tmp_path: Path
 ) -> None:
     """Others answer a later pass a second after it was sent, which is after the first pass's deadline."""
-    there = Elsewhere(made("labels"), tmp_path, [Fault(silent, client=1, round=0, pass_name=pass_)])
+    there = RemoteWorld(made("labels"), tmp_path, [Fault(silent, client=1, round=0, pass_name=pass_)])
     next(rounds := there.rounds())
-    asked = [(sent.client, sent.pass_name) for sent in there.post.sent if sent.kind == "train.order"]
+    asked = [(sent.client, sent.pass_name) for sent in there.transport.sent if sent.kind == "train.pass"]
     assert [p for k, p in asked if k == 1] == PASSES[: PASSES.index(pass_) + 1]
     assert [p for k, p in asked if k == 0] == PASSES
-    assert there.dropped() == {(0, 1): "late: no answer in time"}
+    assert there.dropped() == {(0, 1): "late: no reply in time"}
     if pass_ == "labels.vote":  # only then has it done nothing at all in the round
         *_, server = rounds
         assert there.bits(server) == locally("labels", (0, 1))
 
 
 def test_gone_and_back_in_time_changes_nothing(tmp_path: Path) -> None:
-    """The client is written the same letter once more."""
-    there = Elsewhere(made(), tmp_path, [Fault(leaves(4), client=2, round=1, times=1)])
+    """The client is written the same message once more."""
+    there = RemoteWorld(made(), tmp_path, [Fault(leaves(4), client=2, round=1, times=1)])
     assert there.end() == locally("plain")
     assert there.dropped() == {}
     first, again = [
-        sent.data for sent in there.post.sent if (sent.client, sent.round, sent.kind) == (2, 1, "train.order")
+        sent.data for sent in there.transport.sent if (sent.client, sent.round, sent.kind) == (2, 1, "train.pass")
     ]
     assert first == again
 
 
 def test_gone_for_good_is_dropped(tmp_path: Path) -> None:
-    there = Elsewhere(made(), tmp_path, [Fault(leaves(1e9), client=2, round=1)])
+    there = RemoteWorld(made(), tmp_path, [Fault(leaves(1e9), client=2, round=1)])
     assert there.end() == locally("plain", (1, 2), (2, 2))
     assert there.dropped() == dict.fromkeys([(1, 2), (2, 2)], "gone: it was not there, or left")
 
 
 def test_a_client_that_is_there_but_never_reached_is_not_flooded(tmp_path: Path) -> None:
-    """It is tried again at the pace of the letter box until the deadline."""
+    """It is tried again at the pace of the message box until the deadline."""
 
-    def unreachable(post: MemoryPost, sent: Sent) -> Coming:
-        assert len(post.sent) < 200
+    def unreachable(transport: MemoryTransport, sent: Sent) -> Coming:
+        assert len(transport.sent) < 200
         return [(0.0, lambda: Received(sent.client, gone=True))]
 
-    there = Elsewhere(made(), tmp_path, [Fault(unreachable, client=2, round=1)])
+    there = RemoteWorld(made(), tmp_path, [Fault(unreachable, client=2, round=1)])
     assert there.end() == locally("plain", (1, 2))
     assert there.dropped() == {(1, 2): "gone: it was not there, or left"}
-    assert len([sent for sent in there.post.sent if sent.round == 1]) < 40
+    assert len([sent for sent in there.transport.sent if sent.round == 1]) < 40
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     """Both at the same moment, in a pass that others follow."""
-    there = Elsewhere(made("labels"), tmp_path, [Fault(twice, client=1)])
+    there = RemoteWorld(made("labels"), tmp_path, [Fault(twice, client=1)])
     assert there.end() == locally("labels")
     assert there.dropped() == {}
 
 
 def test_gone_and_an_answer_at_once_is_an_answer(tmp_path: Path) -> None:
-    """Nothing more is sent to a client that has answered, while others are waited for."""
+    """Nothing more is sent to a client that has replied, while others are waited for."""
 
-    def both(post: MemoryPost, sent: Sent) -> Coming:
-        return [(0.3, lambda: Received(sent.client, gone=True)), (0.3, lambda: post.answered(sent))]
+    def both(transport: MemoryTransport, sent: Sent) -> Coming:
+        return [(0.3, lambda: Received(sent.client, gone=True)), (0.3, lambda: transport.replied(sent))]
 
     for seed in range(3):
-        there = Elsewhere(made(), tmp_path / str(seed), [Fault(both, client=1, kind=None)], seed=seed)
+        there = RemoteWorld(made(), tmp_path / str(seed), [Fault(both, client=1, kind=None)], seed=seed)
         assert there.end() == locally("plain")
         assert there.dropped() == {}
-        assert len(there.post.sent) == CLIENTS * 4
+        assert len(there.transport.sent) == CLIENTS * 4
 
 
-def test_an_old_order_that_comes_behind_newer_ones_disturbs_nothing(tmp_path: Path) -> None:
+def test_an_old_request_that_comes_behind_newer_ones_disturbs_nothing(tmp_path: Path) -> None:
     """Client 1 reads the second round's order in the fourth, when the state that it starts from is long forgotten."""
     more = {"rounds": 6, "fraction": 1.0, "plan.deadline": DEADLINE, "plan.quorum": 0.5}
     experiment = world("fedpurel", "head", **more)
-    there = Elsewhere(experiment, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
     assert there.end() == here(experiment, (1, 1))
     assert set(there.dropped()) == {(1, 1)}
-    refusals = [decode_message(a.data)[0] for a in there.post.came if a.client == 1]
-    assert [r.why for r in refusals if isinstance(r, Refusal)] == ["lost"]  # the case that is meant
+    refusals = [decode(a.data)[0] for a in there.transport.came if a.client == 1]
+    assert [r.why for r in refusals if isinstance(r, Refusal)] == ["lost-state"]  # the case that is meant
 
 
-def test_an_old_order_that_can_still_be_carried_out_disturbs_nothing(tmp_path: Path) -> None:
+def test_an_old_request_that_can_still_be_carried_out_disturbs_nothing(tmp_path: Path) -> None:
     """Its state has the same version as the one that counts, and another mark."""
-    there = Elsewhere(made("own"), tmp_path, [Fault(silent, client=1, round=1)])
+    there = RemoteWorld(made("own"), tmp_path, [Fault(silent, client=1, round=1)])
     rounds = there.rounds()
     next(rounds), next(rounds)
-    old = next(sent for sent in there.post.sent if (sent.client, sent.round, sent.kind) == (1, 1, "train.order"))
+    old = next(sent for sent in there.transport.sent if (sent.client, sent.round, sent.kind) == (1, 1, "train.pass"))
     next(rounds)
-    there.post.sites[1].answer(old.data)
+    there.transport.sites[1].handle(old.data)
     assert [version for version, _ in there.states(1).held()] == [1, 2, 2]
     *_, server = rounds
     assert there.bits(server) == locally("own", (1, 1))
@@ -275,8 +273,8 @@ def note(**changes: Any) -> Change:
 
     def change(data: bytes) -> bytes:
         groups, note = from_bytes(data)
-        letter = {**note["letter"], **changes}
-        return to_bytes(groups, {"letter": {name: value for name, value in letter.items() if value is not ...}})
+        message = {**note["message"], **changes}
+        return to_bytes(groups, {"message": {name: value for name, value in message.items() if value is not ...}})
 
     return change
 
@@ -307,12 +305,12 @@ WRONG: dict[str, tuple[Change, str]] = {
     "garbage": (lambda data: b"\x00garbage" * 20, "a message of 160 bytes is cut short or not one of ours"),
     "cut short": (lambda data: data[:-7], "is cut short or not one of ours"),
     "nothing": (lambda data: b"", "a message of 0 bytes is cut short"),
-    "another kind": (lambda data: encode_message(Refusal(why="failed", text="out of memory")), "out of memory"),
-    "no letter at all": (lambda data: to_bytes({"params": {}}, {"weight": 1}), "no letter"),
-    "a kind that is not known": (note(kind="threat"), "a letter is not one of ours"),
-    "a field is missing": (note(weight=...), "not one of ours.*weight: Field required"),
-    "a field is too many": (note(price=3), "not one of ours.*price: Extra inputs"),
-    "another version": (note(version=7), "its answer is of state 7, not of 2"),
+    "another kind": (lambda data: encode(Refusal(why="failed", text="out of memory")), "out of memory"),
+    "no message at all": (lambda data: to_bytes({"params": {}}, {"weight": 1}), "no message"),
+    "a kind that is not known": (note(kind="threat"), "a message is not one of ours"),
+    "a field is missing": (note(weight=...), "not one of ours.*weight: field required"),
+    "a field is too many": (note(price=3), "not one of ours.*price: extra inputs"),
+    "another version": (note(version=7), "its reply is of state 7, not of 2"),
     "the version is no number": (note(version="2"), "not one of ours.*version"),
     "NaN": (tensors("params", "head.weight", lambda v: v * NAN), "head.weight is no longer finite"),
     "inf in stats": (tensors("stats", "n", torch.tensor([1.0, INF])), "n is not finite"),
@@ -327,13 +325,13 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a weight of NaN": (note(weight=NAN), "weight"),
     "an endless weight": (note(weight=INF), "weight"),
     "endless seconds": (note(seconds=INF), "not one of ours.*seconds"),
-    "another client's": (note(client=2), "it answered another letter than it was sent"),
-    "another run's": (note(run=OTHER), "it answered another letter than it was sent"),
-    "too long": (tensors("stats", "n", torch.zeros(60_000)), "an answer of 0.2 MB is more than plan.limit=0.1"),
+    "another client's": (note(client=2), "it replied to another message than it was sent"),
+    "another run's": (note(run=OTHER), "it replied to another message than it was sent"),
+    "too long": (tensors("stats", "n", torch.zeros(60_000)), "a reply of 0.2 MB is more than plan.limit=0.1"),
     "an exotic dtype": (tensors("stats", "n", torch.zeros(3).to(torch.float8_e4m3fn)), "isfinite.*Float8"),
     "no params": (regrouped(lambda groups: groups.pop("params")), "not one of ours.*params"),
     "one group more": (regrouped(lambda groups: groups.update(secrets={})), "not one of ours.*secrets"),
-    "an exam's marks": (note(kind="marks"), "not one of ours"),
+    "a test's reply": (note(kind="evaluate-reply"), "not one of ours"),
 }
 
 
@@ -349,7 +347,7 @@ def brief(case: str = "plain", **plan: Any) -> tuple[Experiment, End]:
 def test_a_wrong_answer_is_dropped_with_its_reason_and_others_count(how: str, tmp_path: Path) -> None:
     change, why = WRONG[how]
     experiment, without = brief(limit=0.1)
-    there = Elsewhere(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
     assert there.end() == without
     assert list(there.dropped()) == [(1, 1)]
     assert_matches(there.dropped()[1, 1], why)
@@ -363,22 +361,22 @@ def assert_matches(text: str, pattern: str) -> None:
 def test_a_replayed_answer_is_laid_aside_and_the_client_waited_for(tmp_path: Path) -> None:
     """The answer of the round before, once more: nothing of it counts, and who sends nothing else is late."""
 
-    def replays(post: MemoryPost, sent: Sent) -> Coming:
-        post.answered(sent)
-        old = [a for a in post.came if a.client == sent.client][1]
+    def replays(transport: MemoryTransport, sent: Sent) -> Coming:
+        transport.replied(sent)
+        old = [a for a in transport.came if a.client == sent.client][1]
         return [(1.0, lambda: old)]
 
     experiment, without = brief()
-    there = Elsewhere(experiment, tmp_path, [Fault(replays, client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(replays, client=1, round=1)])
     assert there.end() == without
-    assert there.dropped() == {(1, 1): "late: no answer in time, only to an earlier letter"}
+    assert there.dropped() == {(1, 1): "late: no reply in time, only to an earlier request"}
 
 
 def test_no_local_parameter_is_taken_from_an_answer(tmp_path: Path) -> None:
     """Even if the client sends one of its own."""
     experiment, without = brief("own")
     wrong = tensors("params", "local.head.weight", torch.zeros(5, 16))
-    there = Elsewhere(experiment, tmp_path, [Fault(says(wrong), client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(says(wrong), client=1, round=1)])
     assert there.end() == without
     assert "unknown parameter 'local.head.weight'" in there.dropped()[1, 1]
 
@@ -417,7 +415,7 @@ PACKED: dict[str, tuple[str, Change, str]] = {
 def test_a_wrongly_packed_answer_is_dropped_with_its_reason(how: str, tmp_path: Path) -> None:
     updates, change, why = PACKED[how]
     experiment, without = brief(updates=updates)
-    there = Elsewhere(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(says(change), client=1, round=1)])
     assert there.end() == without
     assert list(there.dropped()) == [(1, 1)]
     assert_matches(there.dropped()[1, 1], why)
@@ -426,30 +424,30 @@ def test_a_wrongly_packed_answer_is_dropped_with_its_reason(how: str, tmp_path: 
 def personal(**changes: Any) -> Change:
     def change(data: bytes) -> bytes:
         groups, note = from_bytes(data)
-        note["letter"]["personal"] |= changes
+        note["message"]["personal"] |= changes
         return to_bytes(groups, note)
 
     return change
 
 
-MARKS: dict[str, tuple[Change, str]] = {
+SCORES: dict[str, tuple[Change, str]] = {
     "garbage": (lambda data: b"?", "not one of ours"),
     "too few classes": (personal(per_class=[50.0]), "scores of 5 classes"),
     "no classes": (personal(per_class=[]), "scores of 5 classes"),
     "NaN": (personal(values={"overall": NAN}), "personal.values.overall: .*finite"),
     "not a number": (personal(values={"overall": "all"}), "not one of ours"),
     "other metrics": (personal(values={"overall": 50.0}), "personal: .*a score consists of"),
-    "an answer": (lambda data: note(kind="answer")(data), "not one of ours"),
-    "another client's": (note(client=3), "it answered another letter"),
+    "an answer": (lambda data: note(kind="pass-reply")(data), "not one of ours"),
+    "another client's": (note(client=3), "it replied to another message"),
 }
 
 
-@pytest.mark.parametrize("how", MARKS)
+@pytest.mark.parametrize("how", SCORES)
 def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) -> None:
     """The client has no score in that round, and the round's record says why."""
-    change, why = MARKS[how]
+    change, why = SCORES[how]
     experiment, _ = brief()
-    there = Elsewhere(experiment, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.exam")])
+    there = RemoteWorld(experiment, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.test")])
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     first, second = there.train(store)
     assert first.clients[1] is None
@@ -457,16 +455,16 @@ def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) 
     assert_matches(first.dropped["1"], why)
     assert second.dropped == {}
     lines = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
-    assert [(v["round"], v["client"], v["pass_name"]) for v in lines if v["dropped"]] == [(0, 1, "exam")]
+    assert [(v["round"], v["client"], v["pass_name"]) for v in lines if v["dropped"]] == [(0, 1, "evaluate")]
 
 
 def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
     """Also in the store's logs, where they come back from."""
     experiment = made()
-    there = Elsewhere(experiment, tmp_path / "sites", [Fault(silent, client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path / "sites", [Fault(silent, client=1, round=1)])
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
-    assert [record.dropped for record in there.train(store)] == [{}, {"1": "late: no answer in time"}, {}]
-    assert [row["dropped"] for row in store.rounds()] == [{}, {"1": "late: no answer in time"}, {}]
+    assert [record.dropped for record in there.train(store)] == [{}, {"1": "late: no reply in time"}, {}]
+    assert [row["dropped"] for row in store.rounds()] == [{}, {"1": "late: no reply in time"}, {}]
 
 
 # --- a quorum -------------------------------------------------------------------------------------------------------
@@ -477,7 +475,7 @@ def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
 )
 def test_a_round_without_its_quorum_is_made_again_to_the_same_bits(fault: Any, tmp_path: Path) -> None:
     """In the middle pass of a round in which clients change."""
-    there = Elsewhere(
+    there = RemoteWorld(
         made("labels", quorum=1.0), tmp_path, [Fault(fault, client=2, round=0, pass_name="labels.select", times=1)]
     )
     assert there.end() == locally("labels")
@@ -487,22 +485,22 @@ def test_a_round_without_its_quorum_is_made_again_to_the_same_bits(fault: Any, t
 def test_a_round_that_never_has_its_quorum_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     experiment = made("labels", quorum=1.0, tries=2)
     faults = [Fault(silent, client=2, round=1), Fault(says(lambda data: b""), client=0, round=1)]
-    there = Elsewhere(experiment, tmp_path / "sites", faults)
+    there = RemoteWorld(experiment, tmp_path / "sites", faults)
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     told = (
-        r"round 2: 2 of 4 clients answered, 4 are needed \(plan.quorum\); client 0: a message of 0 bytes .*; "
-        r"client 2: late: no answer in time; tried 2 times \(plan.tries\). Resume the run"
+        r"round 2: 2 of 4 clients replied, 4 are needed \(plan.quorum\); client 0: a message of 0 bytes .*; "
+        r"client 2: late: no reply in time; tried 2 times \(plan.tries\). Resume the run"
     )
     with pytest.raises(UserError, match=told):
         list(there.train(store))
-    assert len([sent for sent in there.post.sent if sent.kind == "train.order" and sent.round == 1]) == 2 * CLIENTS
-    assert there.post.closed == 1
-    there.post.faults.clear()
+    assert len([sent for sent in there.transport.sent if sent.kind == "train.pass" and sent.round == 1]) == 2 * CLIENTS
+    assert there.transport.closed == 1
+    there.transport.faults.clear()
     assert [record.round for record in there.train(store, resuming=True)] == [2, 3, 4]
     assert ended(there, store) == locally("labels")
 
 
-def ended(there: Elsewhere, store: RunFolder) -> End:
+def ended(there: RemoteWorld, store: RunFolder) -> End:
     saved = store.resume()
     assert saved
     return there.bits(*saved)
@@ -515,20 +513,20 @@ def test_a_quorum_is_a_part_of_those_who_were_asked_and_at_least_one(
     quorum: float, lost: int, enough: bool, tmp_path: Path
 ) -> None:
     faults = [Fault(silent, client=k, round=0) for k in range(lost)]
-    there = Elsewhere(made(quorum=quorum, tries=1), tmp_path, faults)
+    there = RemoteWorld(made(quorum=quorum, tries=1), tmp_path, faults)
     if enough:
         next(there.rounds())
         assert len(there.dropped()) == lost
     else:
-        with pytest.raises(UserError, match=f"{4 - lost} of 4 clients answered"):
+        with pytest.raises(UserError, match=f"{4 - lost} of 4 clients replied"):
             next(there.rounds())
 
 
 # --- more than are needed -------------------------------------------------------------------------------------------
 
 
-def orders(there: Elsewhere, t: int) -> list[int]:
-    return sorted(sent.client for sent in there.post.sent if sent.kind == "train.order" and sent.round == t)
+def orders(there: RemoteWorld, t: int) -> list[int]:
+    return sorted(sent.client for sent in there.transport.sent if sent.kind == "train.pass" and sent.round == t)
 
 
 def test_more_are_asked_and_the_first_count(tmp_path: Path) -> None:
@@ -536,14 +534,14 @@ def test_more_are_asked_and_the_first_count(tmp_path: Path) -> None:
     slow = [(0, 0), (0, 3), (1, 0), (1, 3), (2, 1), (2, 2)]
     faults = [Fault(late(2.0), client=k, round=t) for t, k in slow]
     experiment = world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0})
-    there = Elsewhere(experiment, tmp_path, faults)
+    there = RemoteWorld(experiment, tmp_path, faults)
     assert there.end() == locally("plain", *slow)
     assert there.dropped() == dict.fromkeys(slow, NOT_NEEDED)
     assert [orders(there, t) for t in range(3)] == [[0, 1, 2, 3]] * 3
 
 
 def test_of_answers_that_come_at_once_no_more_count_than_are_needed(tmp_path: Path) -> None:
-    there = Elsewhere(world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0}), tmp_path)
+    there = RemoteWorld(world(tuner="head", fraction=0.5, **{"plan.oversample": 1.0}), tmp_path)
     there.end()
     for t in range(3):
         assert len([v for v in there.log if v.round == t and not v.dropped]) == 2
@@ -554,7 +552,7 @@ def test_a_first_round_with_everyone_wants_everyone(tmp_path: Path) -> None:
     """Although fewer are needed in later ones."""
     experiment = world("local", "head", fraction=0.5, **{"plan.oversample": 0.5})
     assert experiment.job.method.everyone_first
-    there = Elsewhere(experiment, tmp_path)
+    there = RemoteWorld(experiment, tmp_path)
     there.end()
     assert [len(orders(there, t)) for t in range(3)] == [4, 3, 3]
     assert [len([v for v in there.log if v.round == t and not v.dropped]) for t in range(3)] == [4, 2, 2]
@@ -576,11 +574,11 @@ def flipped(path: Path) -> None:
 @pytest.mark.parametrize(("harm", "told"), [(deleted, "not here"), (flipped, "damaged")])
 def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None], told: str, tmp_path: Path) -> None:
     experiment = made("own")
-    there = Elsewhere(experiment, tmp_path / "sites")
+    there = RemoteWorld(experiment, tmp_path / "sites")
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     records = there.train(store)
     next(records), next(records)
-    path = there.states(1).path(2, there.made.clients[1].mark)
+    path = there.states(1).path(2, there.made.clients[1].state_id)
     shutil.copy(path, tmp_path / "kept")
     harm(path)
     with pytest.raises(
@@ -598,13 +596,13 @@ def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None
 def test_a_client_without_its_state_may_begin_anew(harm: Callable[[Path], None], tmp_path: Path) -> None:
     """With plan.lost=anew: as a client that has never been visited, and it is written down."""
     experiment = made("own", lost="anew")
-    there = Elsewhere(experiment, tmp_path)
+    there = RemoteWorld(experiment, tmp_path)
     local, server = make_engine(experiment), experiment.job.first_server()
     for other in there.rounds():
         server, _ = run_round(experiment, server, local)
         assert server_to_bytes(other) == server_to_bytes(server)
         if server.round == 2:
-            harm(there.states(1).path(2, there.made.clients[1].mark))
+            harm(there.states(1).path(2, there.made.clients[1].state_id))
             local.clients[1] = ClientState()
     assert there.bits(other)[1] == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
     assert there.made.clients[1].version == 2
@@ -616,15 +614,15 @@ def test_a_client_without_its_state_may_begin_anew(harm: Callable[[Path], None],
 def test_a_client_that_lost_its_state_before_a_test_begins_anew_in_that_round(tmp_path: Path) -> None:
     """And the checkpoint knows it."""
     experiment = made("own", lost="anew")
-    there = Elsewhere(experiment, tmp_path / "sites")
+    there = RemoteWorld(experiment, tmp_path / "sites")
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
 
-    def loses(post: MemoryPost, sent: Sent) -> Coming:
+    def loses(transport: MemoryTransport, sent: Sent) -> Coming:
         for _, path in there.states(1).held():
             path.unlink()
-        return [(1.0, lambda: post.answered(sent))]
+        return [(1.0, lambda: transport.replied(sent))]
 
-    there.post.faults.append(Fault(loses, client=1, round=0, kind="evaluate.exam", times=1))
+    there.transport.faults.append(Fault(loses, client=1, round=0, kind="evaluate.test", times=1))
     first = next(there.train(store))
     assert first.dropped["1"].startswith("began anew: state 1 is not here")
     assert first.clients[1] is not None
@@ -646,29 +644,29 @@ def lines(store: RunFolder) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("case", "killed", "moment"), [("labels", 2, "sent"), ("labels", 2, "answered"), ("own", 3, "answered")]
+    ("case", "killed", "moment"), [("labels", 2, "sent"), ("labels", 2, "replied"), ("own", 3, "replied")]
 )
-def test_a_server_killed_at_any_letter_of_a_round_goes_on_to_the_same_bits(
+def test_a_server_killed_at_any_message_of_a_round_goes_on_to_the_same_bits(
     case: str, killed: int, moment: str, tmp_path: Path
 ) -> None:
-    """A round with all its passes, from the first charter of its process to the last exam: before a client has read
-    the letter, and after it has answered. Again and again in the same folder, so that what was left is there too."""
+    """A round with all its passes, from the first invitation of its process to the last exam: before a client has read
+    the message, and after it has replied. Again and again in the same folder, so that what was left is there too."""
     experiment = made(case)
-    whole = Elsewhere(experiment, tmp_path / "straight")
+    whole = RemoteWorld(experiment, tmp_path / "straight")
     straight = RunFolder.create(tmp_path / "straight/run", experiment.run, {})
     list(whole.train(straight))
-    letters = CLIENTS + len([sent for sent in whole.post.sent if sent.round == killed])
+    messages = CLIENTS + len([sent for sent in whole.transport.sent if sent.round == killed])
 
-    there = Elsewhere(experiment, tmp_path / "sites")
+    there = RemoteWorld(experiment, tmp_path / "sites")
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     for _ in zip(range(killed), there.train(store), strict=False):
         pass
-    for k in range(1, letters + 1):
-        there.post.watch = dying_after(k, moment)
+    for k in range(1, messages + 1):
+        there.transport.watch = dying_after(k, moment)
         with pytest.raises(Killed):
             list(there.train(store, resuming=True))
-        there.post.under_way.clear()
-    there.post.watch = lambda event: None
+        there.transport.under_way.clear()
+    there.transport.watch = lambda event: None
     assert [record.round for record in there.train(store, resuming=True)] == list(
         range(killed + 1, experiment.rounds + 1)
     )
@@ -691,29 +689,29 @@ def dying_after(k: int, moment: str) -> Callable[[str], None]:
 def test_answers_to_a_killed_server_do_not_count_for_the_next(tmp_path: Path) -> None:
     """They come first, and the right ones behind them."""
     experiment = made("own")
-    there = Elsewhere(experiment, tmp_path / "sites")
+    there = RemoteWorld(experiment, tmp_path / "sites")
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     next(there.train(store))
-    there.post.watch = dying_after(2 * CLIENTS, "sent")
+    there.transport.watch = dying_after(2 * CLIENTS, "sent")
     with pytest.raises(Killed):
         list(there.train(store, resuming=True))
-    there.post.watch = lambda event: None
-    assert len(there.post.under_way) == CLIENTS
-    there.post.under_way = [(there.clock.now + 1.8, what) for _, what in there.post.under_way]
+    there.transport.watch = lambda event: None
+    assert len(there.transport.under_way) == CLIENTS
+    there.transport.under_way = [(there.clock.now + 1.8, what) for _, what in there.transport.under_way]
     list(there.train(store, resuming=True))
-    assert not there.post.under_way
+    assert not there.transport.under_way
     assert ended(there, store) == locally("own")
     assert all(row["dropped"] == {} for row in rows(store))
 
 
-def test_a_client_started_anew_before_every_letter_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    there = Elsewhere(made("labels"), tmp_path)
+def test_a_client_started_anew_before_every_message_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    there = RemoteWorld(made("labels"), tmp_path)
 
-    def anew(post: MemoryPost, sent: Sent) -> Coming:
-        post.restart(sent.client)
-        return [(1.0, lambda: post.answered(sent))]
+    def anew(transport: MemoryTransport, sent: Sent) -> Coming:
+        transport.restart(sent.client)
+        return [(1.0, lambda: transport.replied(sent))]
 
-    there.post.faults.append(Fault(anew, kind=None))
+    there.transport.faults.append(Fault(anew, kind=None))
     assert there.end() == locally("labels")
 
 
@@ -721,8 +719,8 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every visit dies three times: before the state is written, with half of it on disk, and after it is written."""
-    there, deaths = Elsewhere(made("labels"), tmp_path), dict[Path, int]()
-    write = site_module.write
+    there, deaths = RemoteWorld(made("labels"), tmp_path), dict[Path, int]()
+    write = site_module.write_atomic
 
     def dying(path: Path, data: bytes) -> None:
         if path.name == INVITATION:
@@ -736,19 +734,19 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
             raise Killed
         return None
 
-    monkeypatch.setattr(site_module, "write", dying)
+    monkeypatch.setattr(site_module, "write_atomic", dying)
     assert there.end() == locally("labels")
     assert set(deaths.values()) == {4}
     assert there.dropped() == {}
 
 
-# --- the charter ----------------------------------------------------------------------------------------------------
+# --- the invitation -------------------------------------------------------------------------------------------------
 
 
 def test_another_version_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
-    there = Elsewhere(made(), tmp_path)
+    there = RemoteWorld(made(), tmp_path)
     engine = there.engine()
-    engine.charter = engine.charter.model_copy(update={"version": "0.0.7"})
+    engine.invitation = engine.invitation.model_copy(update={"version": "0.0.7"})
     told = r"not all clients can take part in this run \(client 0: this client has .* the server 0.0.7; .*client 3: "
     with pytest.raises(UserError, match=told):
         engine.open()
@@ -756,12 +754,12 @@ def test_another_version_is_refused_at_the_start_by_name(tmp_path: Path) -> None
 
 def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
     """Whatever the quorum: it would not be fit later either."""
-    there = Elsewhere(made(), tmp_path)
+    there = RemoteWorld(made(), tmp_path)
 
-    def furnish(charter: object) -> site_module.Session:
+    def make_session(invitation: object) -> site_module.Session:
         raise UserError("there are no pictures of 'maple tree' here")
 
-    there.post.sites[2] = RemoteClient(tmp_path / "client-2", furnish)
+    there.transport.sites[2] = RemoteClient(tmp_path / "client-2", make_session)
     with pytest.raises(
         UserError, match=r"not all clients can take part in this run \(client 2: there are no pictures of"
     ):
@@ -769,8 +767,8 @@ def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
 
 
 def test_too_few_clients_at_the_start_are_an_error_at_the_deadline(tmp_path: Path) -> None:
-    there = Elsewhere(made(quorum=0.75), tmp_path)
-    there.post.away = {1: 1e9, 3: 1e9}
+    there = RemoteWorld(made(quorum=0.75), tmp_path)
+    there.transport.away = {1: 1e9, 3: 1e9}
     told = r"only 2 of 4 clients are ready \(client 1: gone: .*; client 3: gone: .*\); start the others"
     with pytest.raises(UserError, match=told):
         there.engine().open()
@@ -779,51 +777,51 @@ def test_too_few_clients_at_the_start_are_an_error_at_the_deadline(tmp_path: Pat
 
 def test_who_comes_after_the_start_is_told_of_the_run_then(tmp_path: Path) -> None:
     """With a quorum of the others the run has begun; in the round in which it comes, it takes part."""
-    there = Elsewhere(made(), tmp_path)
-    there.post.away = {1: DEADLINE + 4}
+    there = RemoteWorld(made(), tmp_path)
+    there.transport.away = {1: DEADLINE + 4}
     assert there.end() == locally("plain")
-    assert [sent.kind for sent in there.post.sent if sent.client == 1][:2] == ["query.charter", "train.order"]
+    assert [sent.kind for sent in there.transport.sent if sent.client == 1][:2] == ["query.invite", "train.pass"]
 
 
 def test_a_quorum_is_not_spoilt_by_rounding(tmp_path: Path) -> None:
     """0.07 · 100 is a little more than 7 in binary."""
     assert 0.07 * 100 > 7
-    assert Elsewhere(made(quorum=0.07), tmp_path).engine().quorum(100) == 7
+    assert RemoteWorld(made(quorum=0.07), tmp_path).engine().quorum(100) == 7
 
 
 @pytest.mark.parametrize("harm", [deleted, flipped, lambda path: path.write_bytes(b"{}")])
-def test_a_site_that_lost_its_charter_is_told_again(harm: Callable[[Path], None], tmp_path: Path) -> None:
-    """It says so, if its charter is gone or nobody can read it."""
-    there = Elsewhere(made("own"), tmp_path)
+def test_a_site_that_lost_its_invitation_is_told_again(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    """It says so, if its invitation is gone or nobody can read it."""
+    there = RemoteWorld(made("own"), tmp_path)
     rounds = there.rounds()
     next(rounds)
     path = tmp_path / "client-1" / RUN / INVITATION
     kept = path.read_bytes()
     harm(path)
-    there.post.restart(1)
+    there.transport.restart(1)
     *_, server = rounds
     assert there.bits(server) == locally("own")
     assert there.dropped() == {}
     assert path.read_bytes() == kept
 
 
-@pytest.mark.parametrize("kinds", [["train.order"], ["train.order", "query.charter"]])
+@pytest.mark.parametrize("kinds", [["train.pass"], ["train.pass", "query.invite"]])
 def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_path: Path) -> None:
-    stranger = says(lambda data: encode_message(Refusal(why="stranger", text="who?")))
-    there = Elsewhere(made(), tmp_path)
+    stranger = says(lambda data: encode(Refusal(why="unknown-run", text="who?")))
+    there = RemoteWorld(made(), tmp_path)
     rounds = there.rounds()
     next(rounds)
-    there.post.faults += [Fault(stranger, client=1, kind=kind) for kind in kinds]
+    there.transport.faults += [Fault(stranger, client=1, kind=kind) for kind in kinds]
     before = there.clock.now
     next(rounds)
     assert there.clock.now - before < DEADLINE
     assert there.dropped() == {(1, 1): "it asks for the same again and again"}
-    assert len([sent for sent in there.post.sent if sent.client == 1]) < 15
+    assert len([sent for sent in there.transport.sent if sent.client == 1]) < 15
 
 
-def test_a_site_that_is_always_a_stranger_to_the_charter_is_not_ready(tmp_path: Path) -> None:
-    stranger = says(lambda data: encode_message(Refusal(why="stranger", text="who?")))
-    there = Elsewhere(made(quorum=1.0), tmp_path, [Fault(stranger, client=1, kind=None)])
+def test_a_site_that_is_always_a_stranger_to_the_invitation_is_not_ready(tmp_path: Path) -> None:
+    stranger = says(lambda data: encode(Refusal(why="unknown-run", text="who?")))
+    there = RemoteWorld(made(quorum=1.0), tmp_path, [Fault(stranger, client=1, kind=None)])
     with pytest.raises(UserError, match=r"only 3 of 4 clients are ready \(client 1: it asks for the same again"):
         there.engine().open()
 
@@ -832,24 +830,27 @@ def test_a_site_that_is_always_a_stranger_to_the_charter_is_not_ready(tmp_path: 
 
 
 def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Elsewhere(made("own"), tmp_path)
+    there = RemoteWorld(made("own"), tmp_path)
     rounds = there.rounds()
     next(rounds)
     folder = tmp_path / "client-1" / RUN
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def full(path: Path, data: bytes) -> None:
-        if path.parent != folder:
-            return write(path, data)
-        path.with_name(path.name + ".part").write_bytes(data[:100])
+    def no_space(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    write = site_module.write
-    monkeypatch.setattr(site_module, "write", full)
+    def full(path: Path, data: bytes) -> None:
+        with monkeypatch.context() as patch:
+            if path.parent == folder:
+                patch.setattr(os, "fsync", no_space)
+            write(path, data)
+
+    write = site_module.write_atomic
+    monkeypatch.setattr(site_module, "write_atomic", full)
     next(rounds)
     assert there.dropped() == {(1, 1): "[Errno 28] No space left on device"}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    monkeypatch.setattr(site_module, "write", write)
+    monkeypatch.setattr(site_module, "write_atomic", write)
     *_, server = rounds
     assert there.bits(server) == locally("own", (1, 1))
 
@@ -861,24 +862,24 @@ def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkey
 def test_nothing_that_stays_with_a_client_is_in_any_bytes_that_leave_it(case: str, tmp_path: Path) -> None:
     """All its states' own parameters and memories, in every version, searched for in all that ever came."""
     experiment = made(case)
-    there = Elsewhere(experiment, tmp_path)
+    there = RemoteWorld(experiment, tmp_path)
     secrets = set[bytes]()
     for _ in there.rounds():
         for k in range(CLIENTS):
-            client = there.states(k).read(there.made.clients[k].version, there.made.clients[k].mark)
+            client = there.states(k).read(there.made.clients[k].version, there.made.clients[k].state_id)
             kept = [*client.local.values(), *client.memory.values()]
             secrets |= {raw for raw in (value.numpy().tobytes() for value in kept) if len(set(raw)) > 8}
-    there.made.examine(experiment, experiment.job.first_server())
+    there.made.evaluate(experiment, experiment.job.first_server())
     assert len(secrets) >= CLIENTS
-    came = [arrival.data for arrival in there.post.came]
+    came = [arrival.data for arrival in there.transport.came]
     assert not [secret for secret in secrets for data in came if secret in data]
     shared = next(iter(experiment.job.first_server().params.values())).numpy().tobytes()
-    assert any(shared in sent.data for sent in there.post.sent)  # the search can find what is there
+    assert any(shared in sent.data for sent in there.transport.sent)  # the search can find what is there
 
 
 def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
     """So none of this takes long."""
-    there = Elsewhere(made(deadline=3600.0), tmp_path, [Fault(silent, client=1, round=1)])
+    there = RemoteWorld(made(deadline=3600.0), tmp_path, [Fault(silent, client=1, round=1)])
     there.end()
     assert isinstance(there.clock, Clock)
     assert there.clock.now > 3600
@@ -890,7 +891,7 @@ def test_statistics_of_another_shape_are_outvoted(tmp_path: Path) -> None:
         "capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"method.against": "text", "plan.quorum": 0.5}
     )
     longer = tensors("stats", "counts", lambda v: torch.cat([v, v[:1]]))
-    there = Elsewhere(experiment, tmp_path, [Fault(says(longer), client=1, round=1, pass_name="train")])
+    there = RemoteWorld(experiment, tmp_path, [Fault(says(longer), client=1, round=1, pass_name="train")])
     assert there.end() == here(experiment, (1, 1))
     assert list(there.dropped()) == [(1, 1)]
     assert "another shape than the others' have" in there.dropped()[1, 1]

@@ -1,4 +1,4 @@
-"""A site: what it answers to letters, what it keeps on its disk, and what never leaves it."""
+"""A site: what it answers to messages, what it keeps on its disk, and what never leaves it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from fedtailor.remote.messages import (
     PassRequest,
     Ready,
     Refusal,
-    decode_message,
-    encode_message,
+    decode,
+    encode,
 )
 from test_visit import SECRET, NoData, job
 
@@ -44,39 +44,39 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda file: None)
 
 
-def charter(**more: Any) -> Invitation:
+def invitation(**more: Any) -> Invitation:
     rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "normal": "", "groups": {}}
     return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 
-def furnish(charter: Invitation) -> Session:
+def make_session(invitation: Invitation) -> Session:
     tests: Any = SimpleNamespace(labels=range(5))
-    return Session(charter.client, job(), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
+    return Session(invitation.client, job(), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
 
 
-def order(n: int, version: int = 0, mark: str = "", pass_: str = "recalling", **more: Any) -> PassRequest:
-    there = {"run": RUN, "client": ME, "serial": f"00000000-{n}", "kept": 0, "round": 5}
-    return PassRequest(**{**there, "version": version, "mark": mark, "pass_name": pass_, **more})
+def request(n: int, version: int = 0, state_id: str = "", pass_: str = "recalling", **more: Any) -> PassRequest:
+    there = {"run": RUN, "client": ME, "request_id": f"00000000-{n}", "kept": 0, "round": 5}
+    return PassRequest(**{**there, "version": version, "state_id": state_id, "pass_name": pass_, **more})
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> RemoteClient:
-    site = RemoteClient(tmp_path, furnish)
-    assert read(site.answer(encode_message(charter()))) == Ready(samples=3, tests=5)
+    site = RemoteClient(tmp_path, make_session)
+    assert read(site.handle(encode(invitation()))) == Ready(samples=3, tests=5)
     return site
 
 
 def read(data: bytes) -> Message:
-    return decode_message(data)[0]
+    return decode(data)[0]
 
 
-def sent(site: RemoteClient, letter: Message) -> Message:
+def sent(site: RemoteClient, message: Message) -> Message:
     groups: dict[str, Params] = {"params": DOWN, "inbox": {}, "stats": {}}
-    return read(site.answer(encode_message(letter, **{name: groups[name] for name in letter.tensors})))
+    return read(site.handle(encode(message, **{name: groups[name] for name in message.tensors})))
 
 
-def refused(site: RemoteClient, letter: Message) -> tuple[str, str]:
-    answer = sent(site, letter)
+def refused(site: RemoteClient, message: Message) -> tuple[str, str]:
+    answer = sent(site, message)
     assert isinstance(answer, Refusal)
     return answer.why, answer.text
 
@@ -85,160 +85,170 @@ def files(site: RemoteClient, run: str = RUN) -> list[str]:
     return sorted(path.name for path in (site.folder / run).iterdir() if path.name != INVITATION)
 
 
-def test_an_order_is_a_visit(site: RemoteClient) -> None:
-    """The answer is the visit's reply, and the state on disk is the one it left, marked by the order."""
-    data = site.answer(encode_message(order(1), params=DOWN, inbox={}))
-    reply, after = client_step(job(), ME, Task("recalling", 5, DOWN), ClientState(), NoData())
-    answer, tensors = decode_message(data)
+def test_a_request_is_a_client_step(site: RemoteClient) -> None:
+    """The reply is the step's own, and the state on disk is the one it left, named by the request."""
+    data = site.handle(encode(request(1), params=DOWN, inbox={}))
+    reply, after = client_step(
+        job(), ME, job().find_pass("recalling"), Task("recalling", 5, DOWN), ClientState(), NoData()
+    )
+    answer, tensors = decode(data)
     assert isinstance(answer, PassReply)
-    assert (answer.serial, answer.version, answer.samples, answer.weight) == ("00000000-1", 1, 3, reply.weight)
+    assert (answer.request_id, answer.version, answer.samples, answer.weight) == ("00000000-1", 1, 3, reply.weight)
     assert tensors["stats"]["n"].item() == 1
     assert torch.equal(tensors["stats"]["l"], reply.stats["l"])
     kept = StateFiles(site.folder / RUN).read(1, "00000000-1")
-    assert client_to_bytes(kept) == client_to_bytes(replace(after, mark="00000000-1"))
+    assert client_to_bytes(kept) == client_to_bytes(replace(after, state_id="00000000-1"))
 
 
-def test_an_order_is_carried_out_from_the_state_that_it_names(site: RemoteClient) -> None:
-    """Not from the last one: whatever came of other orders meanwhile is as if it had not been."""
-    sent(site, order(1))
+def test_a_request_is_carried_out_from_the_state_that_it_names(site: RemoteClient) -> None:
+    """Not from the last one: whatever came of other requests meanwhile is as if it had not been."""
+    sent(site, request(1))
     for n in (2, 3, 4):
-        data = site.answer(encode_message(order(n, 1, "00000000-1"), params=DOWN, inbox={}))
-        assert decode_message(data)[1]["stats"]["n"].item() == 2
+        data = site.handle(encode(request(n, 1, "00000000-1"), params=DOWN, inbox={}))
+        assert decode(data)[1]["stats"]["n"].item() == 2
     assert files(site) == ["state-1-00000000-1", "state-2-00000000-2", "state-2-00000000-3", "state-2-00000000-4"]
-    data = site.answer(encode_message(order(5, 2, "00000000-3"), params=DOWN, inbox={}))
-    assert decode_message(data)[1]["stats"]["n"].item() == 3
+    data = site.handle(encode(request(5, 2, "00000000-3"), params=DOWN, inbox={}))
+    assert decode(data)[1]["stats"]["n"].item() == 3
 
 
-def test_the_same_order_again_is_the_same_answer(site: RemoteClient) -> None:
+def test_the_same_request_again_is_the_same_reply(site: RemoteClient) -> None:
     """But for the seconds."""
-    letter = encode_message(order(1, pass_name="drawing"), params=DOWN, inbox={})
-    (first, drawn), (again, same) = decode_message(site.answer(letter)), decode_message(site.answer(letter))
+    message = encode(request(1, pass_="drawing"), params=DOWN, inbox={})
+    (first, drawn), (again, same) = decode(site.handle(message)), decode(site.handle(message))
     assert first.model_copy(update={"seconds": 0}) == again.model_copy(update={"seconds": 0})
     assert torch.equal(drawn["stats"]["draw"], same["stats"]["draw"])
     assert files(site) == ["state-1-00000000-1"]
 
 
 def test_only_states_that_may_be_asked_for_are_kept(site: RemoteClient) -> None:
-    """By the server's word alone, and of all marks."""
-    mark = ""
+    """By the server's word alone, and of all ids."""
+    state_id = ""
     for n in range(1, 5):
-        sent(site, order(n, n - 1, mark))
-        mark = f"00000000-{n}"
-    sent(site, order(9, 1, "00000000-1"))  # one that did not count
+        sent(site, request(n, n - 1, state_id))
+        state_id = f"00000000-{n}"
+    sent(site, request(9, 1, "00000000-1"))  # one that did not count
     assert len(files(site)) == 5
-    sent(site, order(10, 4, mark, kept=3))
+    sent(site, request(10, 4, state_id, kept=3))
     assert files(site) == ["state-3-00000000-3", "state-4-00000000-4", "state-5-00000000-10"]
-    sent(site, order(11, 4, mark, kept=0))
+    sent(site, request(11, 4, state_id, kept=0))
     assert len(files(site)) == 4
 
 
 def test_other_files_and_runs_are_left_alone(site: RemoteClient) -> None:
-    assert read(site.answer(encode_message(charter(run=OTHER)))) == Ready(samples=3, tests=5)
-    sent(site, order(1, run=OTHER))
-    sent(site, order(1))
+    assert read(site.handle(encode(invitation(run=OTHER)))) == Ready(samples=3, tests=5)
+    sent(site, request(1, run=OTHER))
+    sent(site, request(1))
     for name in ("notes.txt", "state-0-x", "state-1-00000000-1.bak"):
         (site.folder / RUN / name).write_text("mine")
-    sent(site, order(2, 1, "00000000-1", kept=1000))
+    sent(site, request(2, 1, "00000000-1", kept=1000))
     assert files(site) == ["notes.txt", "state-0-x", "state-1-00000000-1.bak"]
     assert files(site, OTHER) == ["state-1-00000000-1"]
 
 
 def test_a_state_that_is_not_there_is_lost_and_what_there_is_is_told(site: RemoteClient) -> None:
-    assert refused(site, order(2, 1, "00000000-1")) == ("lost", "state 1 is not here; of this run there are: none")
-    sent(site, order(1))
-    assert refused(site, order(2, 1, "00000000-9")) == ("lost", "state 1 is not here; of this run there are: 1")
-    assert refused(site, order(2, 1, "")) == ("lost", "state 1 is not here; of this run there are: 1")
+    assert refused(site, request(2, 1, "00000000-1")) == (
+        "lost-state",
+        "state 1 is not here; of this run there are: none",
+    )
+    sent(site, request(1))
+    assert refused(site, request(2, 1, "00000000-9")) == ("lost-state", "state 1 is not here; of this run there are: 1")
+    assert refused(site, request(2, 1, "")) == ("lost-state", "state 1 is not here; of this run there are: 1")
 
 
 @pytest.mark.parametrize("at", [0, DIGEST - 1, DIGEST, DIGEST + 60, -1])
 def test_one_damaged_byte_is_noticed(at: int, site: RemoteClient) -> None:
-    sent(site, order(1))
+    sent(site, request(1))
     path = site.folder / RUN / "state-1-00000000-1"
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    assert refused(site, order(2, 1, "00000000-1")) == ("lost", "state 1 is damaged; of this run there are: 1")
+    assert refused(site, request(2, 1, "00000000-1")) == ("lost-state", "state 1 is damaged; of this run there are: 1")
 
 
 @pytest.mark.parametrize("length", [0, 1, DIGEST, DIGEST + 40])
 def test_a_state_cut_short_is_noticed(length: int, site: RemoteClient) -> None:
-    sent(site, order(1))
+    sent(site, request(1))
     path = site.folder / RUN / "state-1-00000000-1"
     path.write_bytes(path.read_bytes()[:length])
-    assert refused(site, order(2, 1, "00000000-1"))[0] == "lost"
+    assert refused(site, request(2, 1, "00000000-1"))[0] == "lost-state"
 
 
-def test_refusals_bear_the_serial_of_what_they_refuse(site: RemoteClient) -> None:
-    """So that one of an old order is not taken for one of the order that is due."""
-    for letter in (order(7, 1, "00000000-1"), order(7, run=OTHER), order(7, client=1), order(7, pass_name="failing")):
-        answer = sent(site, letter)
+def test_refusals_bear_the_id_of_what_they_refuse(site: RemoteClient) -> None:
+    """So that one of an old request is not taken for one of the request that is due."""
+    for message in (
+        request(7, 1, "00000000-1"),
+        request(7, run=OTHER),
+        request(7, client=1),
+        request(7, pass_="failing"),
+    ):
+        answer = sent(site, message)
         assert isinstance(answer, Refusal)
-        assert answer.serial == "00000000-7"
-    unreadable = read(site.answer(b"?"))
+        assert answer.request_id == "00000000-7"
+    unreadable = read(site.handle(b"?"))
     assert isinstance(unreadable, Refusal)
-    assert unreadable.serial == ""
+    assert unreadable.request_id == ""
 
 
-# --- letters that are not for it --------------------------------------------------------------------------------------
+# --- messages that are not for it -----------------------------------------------------------------------------------
 
 
-def raw(letter: Message, **change: Any) -> bytes:
-    note = {"letter": {**letter.model_dump(mode="json"), **change}}
-    return to_bytes({"params": DOWN, "inbox": {}} if isinstance(letter, PassRequest) else {}, note)
+def raw(message: Message, **change: Any) -> bytes:
+    note = {"message": {**message.model_dump(mode="json"), **change}}
+    return to_bytes({"params": DOWN, "inbox": {}} if isinstance(message, PassRequest) else {}, note)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        raw(order(1), run="../" + "a" * 29),
-        raw(order(1), run="../../x"),
-        raw(order(1), serial="../x"),
-        raw(order(1), serial="00000000-1/../../x"),
-        raw(order(1), mark="../x", version=1),
-        raw(charter(), run="../x"),
-        raw(charter(), run="/tmp/" + "a" * 27),
-        raw(charter(), run=""),
+        raw(request(1), run="../" + "a" * 29),
+        raw(request(1), run="../../x"),
+        raw(request(1), request_id="../x"),
+        raw(request(1), request_id="00000000-1/../../x"),
+        raw(request(1), state_id="../x", version=1),
+        raw(invitation(), run="../x"),
+        raw(invitation(), run="/tmp/" + "a" * 27),
+        raw(invitation(), run=""),
     ],
 )
-def test_no_letter_reaches_another_folder(data: bytes, site: RemoteClient) -> None:
+def test_no_message_reaches_another_folder(data: bytes, site: RemoteClient) -> None:
     """Nothing is read, nothing is written, and it is told why."""
     before = sorted(str(path) for path in site.folder.parent.rglob("*"))
-    answer = read(site.answer(data))
+    answer = read(site.handle(data))
     assert isinstance(answer, Refusal)
     assert answer.why == "failed"
-    assert "String should match pattern" in answer.text
+    assert "string should match pattern" in answer.text
     assert sorted(str(path) for path in site.folder.parent.rglob("*")) == before
 
 
-def test_a_letter_for_another_client_is_refused(site: RemoteClient) -> None:
-    told = ("failed", "a letter for client 1 came to client 3")
-    assert refused(site, order(1, client=1)) == told
-    assert refused(site, EvaluateRequest(run=RUN, client=1, serial="00000000-1", version=0, mark="")) == told
+def test_a_message_for_another_client_is_refused(site: RemoteClient) -> None:
+    told = ("failed", "a message for client 1 came to client 3")
+    assert refused(site, request(1, client=1)) == told
+    assert refused(site, EvaluateRequest(run=RUN, client=1, request_id="00000000-1", version=0, state_id="")) == told
     assert files(site) == []
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "message",
     [
         Ready(samples=1, tests=1),
-        Refusal(why="lost", text="so am I"),
-        PassReply(run=RUN, client=ME, serial="00000000-1", version=1, samples=3, seconds=1.0, weight=1.0),
+        Refusal(why="lost-state", text="so am I"),
+        PassReply(run=RUN, client=ME, request_id="00000000-1", version=1, samples=3, seconds=1.0, weight=1.0),
     ],
 )
-def test_what_only_a_server_should_get_is_refused(letter: Message, site: RemoteClient) -> None:
-    assert refused(site, letter) == ("failed", "this letter is not for clients")
+def test_what_only_a_server_should_get_is_refused(message: Message, site: RemoteClient) -> None:
+    assert refused(site, message) == ("failed", "this message is not for clients")
 
 
-@pytest.mark.parametrize("data", [b"", b"?", b"\xff" * 300, encode_message(order(1), params=DOWN, inbox={})[:-1]])
+@pytest.mark.parametrize("data", [b"", b"?", b"\xff" * 300, encode(request(1), params=DOWN, inbox={})[:-1]])
 def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClient) -> None:
-    answer = read(site.answer(data))
+    answer = read(site.handle(data))
     assert isinstance(answer, Refusal)
     assert "not one of ours" in answer.text
-    assert isinstance(sent(site, order(1)), PassReply)
+    assert isinstance(sent(site, request(1)), PassReply)
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "told"),
+    ("pass_", "told"),
     [
         ("complaining", "Odd.complaining, client 3, round 5: this will not do"),
         ("failing", "ZeroDivisionError: oh"),
@@ -247,108 +257,105 @@ def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClien
     ],
 )
 def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: str, site: RemoteClient) -> None:
-    sent(site, order(1))
+    sent(site, request(1))
     before = (site.folder / RUN / "state-1-00000000-1").read_bytes()
-    why, text = refused(site, order(2, 1, "00000000-1", pass_))
+    why, text = refused(site, request(2, 1, "00000000-1", pass_))
     assert (why, told in text) == ("failed", True)
     assert files(site) == ["state-1-00000000-1"]
     assert (site.folder / RUN / "state-1-00000000-1").read_bytes() == before
 
 
-# --- the charter ------------------------------------------------------------------------------------------------------
+# --- the invitation -------------------------------------------------------------------------------------------------
 
 
-def test_a_site_that_was_not_told_of_a_run_is_a_stranger_to_it(tmp_path: Path) -> None:
-    assert refused(RemoteClient(tmp_path, furnish), order(1)) == (
-        "stranger",
-        "this client has not been told of the run",
+def test_a_site_that_was_not_told_of_a_run_does_not_know_it(tmp_path: Path) -> None:
+    assert refused(RemoteClient(tmp_path, make_session), request(1)) == (
+        "unknown-run",
+        "this client has no invitation to the run",
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_site_started_anew_goes_on_by_its_kept_charter(site: RemoteClient) -> None:
-    """It furnishes its room once, however many letters come."""
+def test_a_site_started_anew_goes_on_by_its_kept_invitation(site: RemoteClient) -> None:
+    """It furnishes its session once, however many messages come."""
     seen: list[Invitation] = []
 
-    def counting(charter: Invitation) -> Session:
-        seen.append(charter)
-        return furnish(charter)
+    def counting(invitation: Invitation) -> Session:
+        seen.append(invitation)
+        return make_session(invitation)
 
-    sent(site, order(1))
+    sent(site, request(1))
     anew = RemoteClient(site.folder, counting)
-    assert isinstance(sent(anew, order(2, 1, "00000000-1")), PassReply)
-    assert isinstance(sent(anew, order(3, 1, "00000000-1")), PassReply)
-    assert seen == [charter()]
+    assert isinstance(sent(anew, request(2, 1, "00000000-1")), PassReply)
+    assert isinstance(sent(anew, request(3, 1, "00000000-1")), PassReply)
+    assert seen == [invitation()]
 
 
 def test_another_version_is_unfit(tmp_path: Path) -> None:
-    why, text = refused(RemoteClient(tmp_path, furnish), charter(version="0.0.7"))
+    why, text = refused(RemoteClient(tmp_path, make_session), invitation(version="0.0.7"))
     assert why == "unfit"
     assert text == f"this client has fedtailor {__version__}, the server 0.0.7; install the same on both"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kept_charter_of_another_version_is_unfit_too(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_invitation_of_another_version_is_unfit_too(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """fedtailor was updated between two starts."""
     monkeypatch.setattr(site_module, "__version__", "99.0")
-    assert refused(RemoteClient(site.folder, furnish), order(1))[0] == "unfit"
+    assert refused(RemoteClient(site.folder, make_session), request(1))[0] == "unfit"
 
 
 def test_what_the_site_cannot_do_is_unfit_and_what_went_wrong_is_failed(tmp_path: Path) -> None:
     def raising(error: Exception) -> Callable[[Invitation], Session]:
-        def furnish(charter: Invitation) -> Session:
+        def make_session(invitation: Invitation) -> Session:
             raise error
 
-        return furnish
+        return make_session
 
-    assert refused(RemoteClient(tmp_path, raising(UserError("no pictures"))), charter()) == ("unfit", "no pictures")
-    assert refused(RemoteClient(tmp_path, raising(OSError(5, "I/O error"))), charter()) == (
+    assert refused(RemoteClient(tmp_path, raising(UserError("no pictures"))), invitation()) == ("unfit", "no pictures")
+    assert refused(RemoteClient(tmp_path, raising(OSError(5, "I/O error"))), invitation()) == (
         "failed",
         "[Errno 5] I/O error",
     )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"?", encode_message(charter(run=OTHER)), encode_message(Ready(samples=1, tests=1))]
-)
-def test_a_charter_that_cannot_be_read_is_as_good_as_none(data: bytes, site: RemoteClient) -> None:
+@pytest.mark.parametrize("data", [b"", b"?", encode(invitation(run=OTHER)), encode(Ready(samples=1, tests=1))])
+def test_an_invitation_that_cannot_be_read_is_as_good_as_none(data: bytes, site: RemoteClient) -> None:
     """It will be sent again."""
     (site.folder / RUN / INVITATION).write_bytes(data)
-    anew = RemoteClient(site.folder, furnish)
-    assert refused(anew, order(1))[0] == "stranger"
-    sent(anew, charter())
-    assert isinstance(sent(anew, order(1)), PassReply)
+    anew = RemoteClient(site.folder, make_session)
+    assert refused(anew, request(1))[0] == "unknown-run"
+    sent(anew, invitation())
+    assert isinstance(sent(anew, request(1)), PassReply)
 
 
-# --- a full disk, and secrets -----------------------------------------------------------------------------------------
+# --- a full disk, and secrets ---------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_nothing_half_done(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent(site, order(1))
+    sent(site, request(1))
 
-    def full(path: Path, data: bytes) -> None:
-        path.with_name(path.name + ".part").write_bytes(data[:50])
+    def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(site_module, "write", full)
-        assert refused(site, order(2, 1, "00000000-1")) == ("failed", "[Errno 28] No space left on device")
+        patch.setattr("os.fsync", full)
+        assert refused(site, request(2, 1, "00000000-1")) == ("failed", "[Errno 28] No space left on device")
         assert files(site) == ["state-1-00000000-1"]
-    assert isinstance(sent(site, order(3, 1, "00000000-1")), PassReply)
+    assert isinstance(sent(site, request(3, 1, "00000000-1")), PassReply)
 
 
 def test_what_stays_is_in_no_bytes_that_leave(site: RemoteClient) -> None:
     """LOCAL and FIXED parameters and what a pass keeps are secrets; they are on the site's disk and nowhere else."""
     secret = struct.pack("<f", SECRET)
-    left = [site.answer(encode_message(order(1, pass_name="leaky"), params=DOWN, inbox={}))]
+    left = [site.handle(encode(request(1, pass_="leaky"), params=DOWN, inbox={}))]
     for n, pass_ in enumerate(("drawing", "unknown", "misshaped", "failing", "diverged_at_home", "destroying")):
-        left.append(site.answer(encode_message(order(2 + n, 1, "00000000-1", pass_), params=DOWN, inbox={})))
-    left.append(site.answer(encode_message(order(9, 7, "00000000-9"), params=DOWN, inbox={})))
+        left.append(site.handle(encode(request(2 + n, 1, "00000000-1", pass_), params=DOWN, inbox={})))
+    left.append(site.handle(encode(request(9, 7, "00000000-9"), params=DOWN, inbox={})))
     assert not [data for data in left if secret in data or str(SECRET).encode() in data]
     kept = (site.folder / RUN / "state-1-00000000-1").read_bytes()
     assert kept.count(secret) == 3  # twice in l, once in k: the search can find it
-    assert decode_message(left[0])[1]["params"]["g"].tolist() == [2.0, 3.0]
+    assert decode(left[0])[1]["params"]["g"].tolist() == [2.0, 3.0]
 
 
 def test_states_by_themselves(tmp_path: Path) -> None:
@@ -360,7 +367,7 @@ def test_states_by_themselves(tmp_path: Path) -> None:
     assert client_to_bytes(states.read(2, "00000000-1")) == client_to_bytes(client)
     with pytest.raises(Refused, match="state 3 is not here; of this run there are: 2") as caught:
         states.read(3, "00000000-1")
-    assert caught.value.why == "lost"
+    assert caught.value.why == "lost-state"
     states.forget(below=2)
     assert len(states.held()) == 1
     states.forget(below=3)

@@ -16,6 +16,7 @@ from fedtailor.client.job import ClientState, Job, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.method import Method
 from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply, Scope
+from fedtailor.privacy.base import PrivacyStep
 from fedtailor.simulation.local import LocalEngine
 from posted import PostedEngine
 
@@ -122,7 +123,7 @@ def go(
     it = more.get("job", job())
     down = {n: torch.tensor([1.0, 2.0]) for n in it.first_server().params}
     task = Task(pass_, more.get("round", 5), down, inbox or {})
-    return client_step(it, more.get("who", 3), task, client or ClientState(), NoData())
+    return client_step(it, more.get("who", 3), it.find_pass(pass_), task, client or ClientState(), NoData())
 
 
 def test_a_leaky_method_leaks_nothing() -> None:
@@ -176,7 +177,7 @@ def test_destruction_inside_a_pass_reaches_nobody() -> None:
     start = {n: v.clone() for n, v in it.start.items()}
     down, mail = {"g": torch.tensor([1.0, 2.0])}, {"quota": torch.tensor([4.0])}
     client = ClientState(local={"l": torch.tensor([5.0, 6.0])}, memory={"m": torch.tensor([7.0])})
-    _, stays = client_step(it, 0, Task("destroying", 0, down, mail), client, NoData())
+    _, stays = client_step(it, 0, it.find_pass("destroying"), Task("destroying", 0, down, mail), client, NoData())
     assert (down["g"].tolist(), mail["quota"].tolist()) == ([1.0, 2.0], [4.0])
     assert (client.local["l"].tolist(), client.memory["m"].tolist()) == ([5.0, 6.0], [7.0])
     assert (stays.local["l"].tolist(), stays.memory["m"].tolist()) == ([5.0, 6.0], [7.0])
@@ -223,7 +224,7 @@ def test_draws_have_an_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "told"),
+    ("pass_", "told"),
     [
         ("unknown", r"returned an unknown parameter 'h'; known: g, l, f"),
         ("misshaped", r"g came back as \(2, 1\), it is \(2,\)"),
@@ -254,16 +255,22 @@ def test_bytes_are_counted() -> None:
     task = Task("leaky", 0, {"g": torch.zeros(2)}, {"mail": torch.zeros(3, dtype=torch.int64)})
     assert task.bytes == 2 * 4 + 3 * 8
     each = LocalEngine(job(), {0: NoData()})
-    each.run({0: task})
-    (visited,) = each.visits
+    each.step(each.job.find_pass("leaky"), 0, task)
+    (visited,) = each.log
     assert (visited.bytes_down, visited.bytes_up) == (32, 12)
     assert (visited.client, visited.pass_name, visited.samples, visited.weight) == (0, "leaky", 3, 3.0)
 
 
+class Blurred(PrivacyStep):
+    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
+        return Reply({"g": reply.params["g"] * 0 + start["g"]}, 1.0, {})
+
+
 def test_the_privacy_step_is_the_last_thing_before_leaving() -> None:
-    """Whatever a guard makes of a reply is what leaves; what stays is untouched by it."""
-    blurred = replace(job(), guard=lambda reply, rng: Reply({"g": reply.params["g"] * 0}, 1.0, {}))
-    up, stays = client_step(blurred, 3, Task("leaky", 0, blurred.first_server().params), ClientState(), NoData())
+    """Whatever it makes of a reply is what leaves; what stays is untouched by it."""
+    blurred = replace(job(), privacy=Blurred())
+    task = Task("leaky", 0, blurred.first_server().params)
+    up, stays = client_step(blurred, 3, blurred.find_pass("leaky"), task, ClientState(), NoData())
     assert up.params["g"].tolist() == [0.0, 0.0]
     assert (up.weight, up.stats) == (1.0, {})
     assert stays.local["l"].tolist() == [SECRET, SECRET]
@@ -273,4 +280,4 @@ def test_a_pass_that_nobody_has() -> None:
     it = job()
     for address in ("nothing", "labels.vote"):
         with pytest.raises(UserError, match=f"there is no pass '{address}' here"):
-            client_step(it, 0, Task(address, 0, it.first_server().params), ClientState(), NoData())
+            it.find_pass(address)

@@ -13,14 +13,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.client.job import ClientState
 from fedtailor.flower.messages import GridTransport, client_app
-from fedtailor.remote.client import RemoteClient
-from fedtailor.remote.engine import RemoteEngine
-from fedtailor.remote.run import remote_engine, run_id, simulated_session
+from fedtailor.remote.client import RemoteClient, simulated_session
+from fedtailor.remote.engine import RemoteEngine, run_id
 from fedtailor.simulation.build import Experiment
 
 
 class InlineGrid(Grid):
-    """Node ids have nothing to do with client numbers, and answers come in another order than letters went out."""
+    """Node ids have nothing to do with client numbers, and replies come in another order than messages went out."""
 
     def __init__(self, app: ClientApp, clients: int) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -68,18 +67,18 @@ class InlineGrid(Grid):
 
 def inline_app(experiment: Experiment, folder: Path) -> ClientApp:
     sites = {
-        k: RemoteClient(folder / f"client-{k}", lambda charter: simulated_session(experiment, charter.client))
+        k: RemoteClient(folder / f"client-{k}", lambda invitation: simulated_session(experiment, invitation.client))
         for k in range(experiment.run.clients)
     }
 
-    def answer(kind: str, data: bytes, context: Context) -> bytes:
+    def reply(kind: str, data: bytes, context: Context) -> bytes:
         who = int(context.node_config["partition-id"])
-        return str(who).encode() if kind == "query.who" else sites[who].answer(data)
+        return str(who).encode() if kind == "query.who" else sites[who].handle(data)
 
-    return client_app(answer)
+    return client_app(reply)
 
 
 def inline_engine(experiment: Experiment, folder: Path, clients: dict[int, ClientState] | None = None) -> RemoteEngine:
     grid = InlineGrid(inline_app(experiment, folder), experiment.run.clients)
     folder.mkdir(exist_ok=True)
-    return remote_engine(experiment, clients, GridTransport(grid), run_id(folder))
+    return RemoteEngine(experiment, clients, GridTransport(grid), run_id(folder))

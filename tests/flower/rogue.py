@@ -8,44 +8,42 @@ import sys
 import time
 from pathlib import Path
 
-import fedtailor.site as site_module
 import torch
 from flwr.app import Context
 
 import fedtailor.flower.client as client
+import fedtailor.remote.client as site_module
 from fedtailor.flower.messages import client_app
 from fedtailor.flower.sites import site_session
 from fedtailor.remote.client import RemoteClient
-from fedtailor.remote.messages import PassReply, PassRequest, decode_message, encode_message
+from fedtailor.remote.messages import PassReply, PassRequest, decode, encode
 
 ROUND = 1  # counted from 0
 
 
-def spoil(answer: bytes, fault: str, before: list[bytes]) -> bytes:
-    letter, tensors = decode_message(answer)
-    assert isinstance(letter, PassReply)
+def spoil(reply: bytes, fault: str, before: list[bytes]) -> bytes:
+    message, tensors = decode(reply)
+    assert isinstance(message, PassReply)
     params, stats = tensors["params"], tensors["stats"]
     if fault == "nan":
-        return encode_message(
-            letter, params={n: torch.full_like(v, float("nan")) for n, v in params.items()}, stats=stats
-        )
+        return encode(message, params={n: torch.full_like(v, float("nan")) for n, v in params.items()}, stats=stats)
     if fault == "shapes":
-        return encode_message(letter, params={n: v.flatten()[1:] for n, v in params.items()}, stats=stats)
+        return encode(message, params={n: v.flatten()[1:] for n, v in params.items()}, stats=stats)
     if fault == "truncated":
-        return answer[: len(answer) // 2]
+        return reply[: len(reply) // 2]
     if fault == "huge":
-        return answer + os.urandom(10**9)
+        return reply + os.urandom(10**9)
     if fault == "bomb":
-        return answer + bytes(10**9)  # all its pieces are one and the same
+        return reply + bytes(10**9)  # all its pieces are one and the same
     if fault == "replay":
         return before[-1]
     if fault == "slow":
         time.sleep(10**4)
-    return answer
+    return reply
 
 
-def main(home: client.Home, data: str, fault: str) -> None:
-    site = RemoteClient(home.folder / "state", lambda charter: site_session(charter, data))
+def main(home: client.SiteFolder, data: str, fault: str) -> None:
+    site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data))
     before: list[bytes] = []
     mark = home.folder / "fault.done"  # once in its life
     if fault == "version":
@@ -57,26 +55,25 @@ def main(home: client.Home, data: str, fault: str) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, content)
 
-    real, site_module.write = site_module.write, write
+    real, site_module.write_atomic = site_module.write_atomic, write
 
-    def answer(kind: str, letter: bytes, context: Context) -> bytes:
-        order = decode_message(letter)[0] if kind == "train.order" else None
-        now = isinstance(order, PassRequest) and order.round == ROUND and not mark.exists()
+    def reply(kind: str, message: bytes, context: Context) -> bytes:
+        request = decode(message)[0] if kind == "train.pass" else None
+        now = isinstance(request, PassRequest) and request.round == ROUND and not mark.exists()
         if now and fault == "crash":
             mark.touch()
-            site.answer(letter)
+            site.handle(message)
             os._exit(1)  # the work is done and on disk, and nobody is told
-        given = site.answer(letter)
+        given = site.handle(message)
         if now and fault not in ("disk full", "version", "crash"):
             mark.touch()
             return spoil(given, fault, before)
-        if kind == "train.order":
+        if kind == "train.pass":
             before.append(given)
         return given
 
-    with client.alone(home.folder, "client"):
-        client.serve_site(home, client_app(answer))
+    client.serve_site(home, client_app(reply))
 
 
 if __name__ == "__main__":
-    main(client.Home.open(Path(sys.argv[1])), f"folder:{sys.argv[2]}", sys.argv[3])
+    main(client.SiteFolder.open(Path(sys.argv[1])), f"folder:{sys.argv[2]}", sys.argv[3])

@@ -42,8 +42,8 @@ def same_as_local(there: Deployed, name: str, method: str, tmp_path: Path, **mor
     run = (there.runs / name / "id").read_text()
     for k, client in here[1].items():
         ledger = away[1][k]
-        state = StateFiles(there.home / "clients" / f"client-{k}" / "state" / run).read(ledger.version, ledger.mark)
-        assert client_to_bytes(replace(state, mark="")) == client_to_bytes(client)
+        state = StateFiles(there.home / "clients" / f"client-{k}" / "state" / run).read(ledger.version, ledger.state_id)
+        assert client_to_bytes(replace(state, state_id="")) == client_to_bytes(client)
     ours = [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
     theirs = there.rows(name)
     assert [row["cohort"] for row in ours] == [row["cohort"] for row in theirs]

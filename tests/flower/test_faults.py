@@ -112,7 +112,7 @@ def test_all_are_killed(there: Deployed) -> None:
 
 
 def test_a_client_dies_before_it_can_answer(there: Deployed) -> None:
-    """Its node says goodbye properly, so that Flower tells nobody of the letter that is lost."""
+    """Its node says goodbye properly, so that Flower tells nobody of the message that is lost."""
     rogue(there, 2, "crash")
     there.ask("crash", "promptfl")
     until(lambda: there.processes["client-2"].poll() is not None, told=there.logs)
@@ -128,7 +128,7 @@ def test_a_client_dies_before_it_can_answer(there: Deployed) -> None:
         ("nan", "no longer finite"),
         ("shapes", "came back as"),
         ("truncated", "cut short"),
-        ("replay", "only to an earlier letter"),
+        ("replay", "only to an earlier request"),
         ("disk full", "No space left"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_client_is_too_slow(there: Deployed) -> None:
     rogue(there, 0, "slow")
     there.run("slow", "promptfl", **{"plan.quorum": 0.5, "plan.deadline": 30})
     rows = there.rows("slow")
-    assert rows[1]["dropped"] == {"0": "late: no answer in time"}
+    assert rows[1]["dropped"] == {"0": "late: no reply in time"}
     assert 30 <= rows[1]["seconds"] < 60
     there.kill("client-0")
 

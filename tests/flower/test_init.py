@@ -25,6 +25,7 @@ from cryptography import x509
 
 from fedtailor import __version__
 from fedtailor.base.errors import UserError
+from fedtailor.base.files import write_atomic
 from fedtailor.flower import pki
 from fedtailor.flower.init import add_client, init, read, renew
 
@@ -122,8 +123,8 @@ def test_private_from_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return fdopen(number, mode)
 
     fdopen = os.fdopen
-    monkeypatch.setattr(pki.os, "fdopen", watched)
-    pki.write(tmp_path / "a.key", b"secret", private=True)
+    monkeypatch.setattr(os, "fdopen", watched)
+    write_atomic(tmp_path / "a.key", b"secret", private=True)
     assert seen == [0o600]
     assert contents(tmp_path) == {"a.key": b"secret"}
 

@@ -14,7 +14,7 @@ from inline import inline_engine
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.core.types import OWN
-from fedtailor.flower.messages import PIECE, unwrapped, wrapped
+from fedtailor.flower.messages import PIECE, unwrap, wrap
 from fedtailor.methods import METHODS
 from fedtailor.remote.client import StateFiles
 from fedtailor.runs.folder import server_to_bytes
@@ -42,25 +42,26 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
         held = (
             ledger
             if k == OWN
-            else StateFiles(tmp_path / f"client-{k}" / flower.charter.run).read(ledger.version, ledger.mark)
+            else StateFiles(tmp_path / f"client-{k}" / flower.invitation.run).read(ledger.version, ledger.state_id)
         )
-        assert client_to_bytes(replace(held, mark="")) == client_to_bytes(client)
+        assert client_to_bytes(replace(held, state_id="")) == client_to_bytes(client)
     own = [v for v in local.log if v.client != OWN]
     assert [replace(v, seconds=0) for v in sorted(own, key=str)] == [
         replace(v, seconds=0) for v in sorted(flower.log, key=str)
     ]
-    assert flower.examine(there, other) == local.examine(here, server)
-    assert flower.pseudo(there) == local.pseudo(here)
+    away, near = flower.evaluate(there, other), local.evaluate(here, server)
+    assert (away.clients, away.shared) == (near.clients, near.shared)
+    assert flower.pseudo_labels(there) == local.pseudo_labels(here)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
 def test_letters_in_pieces(size: int) -> None:
     """As Flower takes a message apart and puts it together; equal pieces are one object to it."""
     for data in (bytes(size), os.urandom(size)):
-        content = wrapped(data)
+        content = wrap(data)
         contents = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
         assert max(map(len, contents.values())) < PIECE + 1000
         back = inflate_object_from_contents(content.object_id, contents)
-        assert unwrapped(back) == data
+        assert unwrap(back) == data
         with pytest.raises(UserError, match=r"plan\.limit"):
-            unwrapped(back, size - 1)
+            unwrap(back, size - 1)

@@ -45,9 +45,9 @@ def test_the_simulation_equals_one_process(method: str, tmp_path: Path) -> None:
     run = (tmp_path / "there" / "id").read_text()
     for k, client in ours[1].items():
         state = StateFiles(tmp_path / "there" / "clients" / f"client-{k}" / run).read(
-            theirs[1][k].version, theirs[1][k].mark
+            theirs[1][k].version, theirs[1][k].state_id
         )
-        assert client_to_bytes(replace(state, mark="")) == client_to_bytes(client)
+        assert client_to_bytes(replace(state, state_id="")) == client_to_bytes(client)
     for name in ("zero_shot", "zero_shot_personal", "global", "personal", "pseudo_labels", "bytes_up", "bytes_down"):
         assert here.summary[name] == there.summary[name]
 

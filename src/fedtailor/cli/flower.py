@@ -68,7 +68,7 @@ def server(
     listen: Annotated[str, typer.Option(help="the address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
     limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
 ) -> None:
-    """Be the federation's server, until stopped. Runs that are not finished go on."""
+    """Be the federation's server until stopped. Unfinished runs go on."""
     with waiting("starting"):
         from ..flower.deployment import Deployment
         from ..flower.server import run_server
@@ -84,7 +84,7 @@ def client(
     backbone: Annotated[str, typer.Option(help="the CLIP checkpoint here, where it is not bundled")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps; default: as the run says")] = "",
 ) -> None:
-    """Be one site, until stopped. Nothing but letters leaves, and only to the server."""
+    """Be one site until stopped. Only messages to the server leave it; pictures never do."""
     with waiting("starting"):
         from ..flower.client import SiteFolder, run_client
         from ..settings.run import absolute_data
@@ -109,39 +109,38 @@ def run(
         from ..flower.deployment import Deployment
         from ..flower.status import follow
         from .progress import Progress
-    house = Deployment(folder)
-    given = words or []
-    name = queue.resume(house, resume, given) if resume else queue.order(house, given, name, run_of)
+    deployment, given = Deployment(folder), words or []
+    name = queue.resume(deployment, resume, given) if resume else queue.submit(deployment, given, name, run_of)
     if detach:
         Console().print(f"asked for {name}; fedtailor flower status {folder} tells how it goes", highlight=False)
         return
     with Progress(enabled=not quiet) as progress:
-        summary = follow(house, name, progress)
+        summary = follow(deployment, name, progress)
     emit(summary) if as_json else print_result(summary)
 
 
 @flower_app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Tell which sites are there, which runs are asked for, and how they go."""
+    """Show which sites are online, which runs are asked for, and how they go."""
     with waiting("looking"):
         from ..flower.deployment import Deployment
-        from ..flower.status import look, page
-    found = look(Deployment(folder))
-    emit(found) if as_json else Console().print(page(found))
+        from ..flower.status import collect, render
+    found = collect(Deployment(folder))
+    emit(found) if as_json else Console().print(render(found))
 
 
 @flower_app.command()
 def stop(folder: Folder, name: Annotated[str | None, typer.Argument(help="default: the one that runs")] = None) -> None:
-    """Stop a run after what its sites are at; it can be resumed."""
+    """Stop a run once its sites have finished what they are doing; it can be resumed."""
     from ..flower.deployment import Deployment
 
-    house = Deployment(folder)
-    waiting_runs = house.waiting()
+    deployment = Deployment(folder)
+    waiting_runs = deployment.waiting()
     if name is None and not waiting_runs:
         raise UserError("no run is going on")
     name = name or waiting_runs[0]
     if name not in waiting_runs:
         raise UserError(f"{name} is not going on; these are: {', '.join(waiting_runs) or 'none'}")
-    house.done(name)
+    deployment.done(name)
     told = f"stopped {name}; go on with: fedtailor flower run {folder} --resume {name}"
     Console().print(told, highlight=False)

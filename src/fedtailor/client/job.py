@@ -89,7 +89,7 @@ class ClientState:
     memory: Params = field(default_factory=dict)  # what passes asked to keep
     tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
     version: int = 0  # one more with each step
-    mark: str = ""  # of a remote client: the id of the request that left it in this state
+    state_id: str = ""  # of a remote client: the id of the request that left it in this state
 
 
 def size(params: Params) -> int:

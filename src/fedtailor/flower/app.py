@@ -1,7 +1,7 @@
-"""The two ends of the app folder, for a SuperNode that is started by Flower's own command and not by ours.
+"""The two ends of the app folder, for a SuperNode that is started by Flower's own command instead of ours.
 
-It then runs this client in a new process for each message, with torch and CLIP loaded anew: `--node-config 'home="…"
-data="folder:…"'`. Runs are conducted by `fedtailor flower server` alone, which needs no ServerApp.
+Flower then runs this client in a new process for each message, which loads torch and CLIP anew: `--node-config
+'home="…" data="folder:…"'`. Runs are conducted by `fedtailor flower server` alone, which needs no ServerApp.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .sites import site_session
 
 @cache
 def site(home: str, data: str, backbone: str) -> RemoteClient:
-    return RemoteClient(Path(home) / "state", lambda charter: site_session(charter, data, backbone))
+    return RemoteClient(Path(home) / "state", lambda invitation: site_session(invitation, data, backbone))
 
 
-def answer(kind: str, letter: bytes, context: Context) -> bytes:
+def reply(kind: str, data: bytes, context: Context) -> bytes:
     config = context.node_config
     if missing := {"home", "data"} - config.keys():
         raise UserError(f"start the SuperNode with {' and '.join(sorted(missing))} in its --node-config")
-    return site(str(config["home"]), str(config["data"]), str(config.get("backbone", ""))).answer(letter)
+    return site(str(config["home"]), str(config["data"]), str(config.get("backbone", ""))).handle(data)
 
 
-client = client_app(answer)
+client = client_app(reply)
 server = ServerApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    raise UserError("this run is to be asked for with fedtailor flower run, and conducted by fedtailor flower server")
+    raise UserError("ask for this run with fedtailor flower run; fedtailor flower server conducts it")

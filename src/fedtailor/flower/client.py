@@ -1,4 +1,4 @@
-"""`fedtailor flower client`: one site. A SuperNode carries letters; this process answers them and keeps CLIP loaded."""
+"""`fedtailor flower client`: one site. A SuperNode carries messages; this process replies and keeps CLIP loaded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 
 from ..base.errors import UserError
+from ..base.files import FolderLock, write_atomic
 from ..data import FORMS
 from ..remote.client import RemoteClient
-from .deployment import alone, need_file
+from .deployment import need_file
 from .messages import client_app
-from .pki import write
 from .process import ManagedProcess
 from .sites import site_session
 from .worker import Runtime, serve
@@ -38,7 +38,7 @@ class SiteFolder:
 
     @classmethod
     def open(cls, folder: Path, client: int | None = None) -> SiteFolder:
-        """The folder of a site, or the one of a federation and the number of a site in it."""
+        """From the site's own folder, or from the deployment's and the site's number."""
         if client is not None and not (folder / "site.toml").is_file():
             folder = folder / "clients" / f"client-{client}"
         hint = "give the site's folder with --home, or the federation's and --client N"
@@ -54,45 +54,40 @@ class SiteFolder:
         return home
 
 
-def app_of(home: SiteFolder, data: str, backbone: str = "", device: str = "") -> ClientApp:
-    site = RemoteClient(home.folder / "state", lambda charter: site_session(charter, data, backbone, device))
-
-    def answer(kind: str, letter: bytes, context: Context) -> bytes:
-        return str(home.client).encode() if kind == "query.who" else site.answer(letter)
-
-    return client_app(answer)
-
-
 def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "") -> None:
-    """Serve until a signal ends it. What it keeps is on disk by then, whatever ends it."""
+    """Serve until a signal ends it. Whatever ends it, what it keeps is on disk by then."""
     form, _, path = data.partition(":")
     if form in FORMS and not Path(path).exists():
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
-    with alone(home.folder, "client"):
-        serve_site(home, app_of(home, data, backbone, device))
+    site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data, backbone, device))
+
+    def reply(kind: str, message: bytes, context: Context) -> bytes:
+        return str(home.client).encode() if kind == "query.who" else site.handle(message)
+
+    serve_site(home, client_app(reply))
 
 
 def serve_site(home: SiteFolder, app: ClientApp) -> None:
     over = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: over.set())
-    secret, port = secrets.token_hex(32).encode(), free_port()
-    write(home.folder / "flwr" / "secret", secret, private=True)
+    flwr, secret, port = home.folder / "flwr", secrets.token_hex(32).encode(), free_port()
     words = [
         *("--superlink", home.server, "--root-certificates", str(home.folder / "ca.pem")),
         *("--auth-supernode-private-key", str(home.folder / "client.key")),
         *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
-        *("--superexec-auth-secret-file", str(home.folder / "flwr" / "secret")),
+        *("--superexec-auth-secret-file", str(flwr / "secret")),
     ]
-    node = ManagedProcess(
-        "fedtailor.flower.node", lambda: words, home.folder / "log" / "node.log", home.folder / "flwr"
-    )
-    node.start()
-    log.info("client %d: for the server at %s", home.client, home.server)
-    try:
-        serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
-    finally:
-        node.stop()
+    with FolderLock(home.folder, "client"):
+        flwr.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(flwr / "secret", secret, private=True)
+        node = ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr)
+        node.start()
+        log.info("client %d: for the server at %s", home.client, home.server)
+        try:
+            serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
+        finally:
+            node.stop()
 
 
 def free_port() -> int:

@@ -1,16 +1,18 @@
-"""What a federation is before it starts: a folder with a part for the server and a part for each site.
+"""A new deployment's folder, with a part for the server and a part for each site.
 
 federation.toml   hosts, ports, number of sites, fingerprints of their keys
 ca/               the key that certifies the server; kept offline
 server/           certificate and key of the server, public keys of the sites
 clients/client-0/ what one site gets, and nothing else
-app/              the Flower app, which only names fedtailor.flower.plain
+app/              the Flower app, which only names fedtailor.flower.app
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
@@ -18,14 +20,16 @@ from typing import Annotated, Any
 import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import PrivateFormat, load_pem_private_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..base.errors import UserError
+from ..base.files import write_atomic
+from ..base.validation import explain
 from ..base.version import __version__
 from . import pki
-from .templates import APP, CLIENT, HEAD, ROOT, SERVER
 
+TEMPLATES = files(__package__) / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -37,7 +41,7 @@ class DeploymentConfig(BaseModel):
     hosts: tuple[str, ...]  # the sites use the first
     port: Port  # where the sites come in
     control: Port  # where runs are started and stopped, on the server's machine only
-    clients: int = Field(ge=1)  # how many numbers are given out; one that is taken back is not given again
+    clients: int = Field(ge=1)  # how many numbers were given out; none is given twice
     keys: dict[str, str] = {}  # site → fingerprint
 
     @field_validator("hosts")
@@ -63,31 +67,30 @@ class DeploymentConfig(BaseModel):
 
 
 def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, control: int = 9093) -> None:
-    """Make a new federation's folder: keys and certificates, the server's part and the sites' parts."""
-    federation = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
+    """Make a new deployment's folder: keys and certificates, the server's part and the sites' parts."""
+    config = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
     make_empty(folder)
-    ca = pki.make_ca(f"fedtailor CA of {federation.hosts[0]}")
-    pki.write(folder / "ca" / "ca.key", pki.private_pem(ca.key), private=True)
-    pki.write(folder / "server" / "ca.pem", pki.certificate_pem(ca.certificate))
-    certify(folder, ca, federation)
-    for part, texts in {"": ROOT, "server": SERVER, "app": APP}.items():
-        fill(folder / part, texts, federation)
-    keys = {f"client-{k}": make_site(folder, federation, k) for k in range(clients)}
-    save(folder, federation.model_copy(update={"keys": keys}))
+    ca = pki.make_ca(f"fedtailor CA of {config.hosts[0]}")
+    put(folder / "ca" / "ca.key", pki.private_bytes(ca.key), private=True)
+    put(folder / "server" / "ca.pem", pki.certificate_pem(ca.certificate))
+    certify(folder, ca, config)
+    fill(folder, TEMPLATES / "deployment", config)
+    keys = {f"client-{k}": make_site(folder, config, k) for k in range(clients)}
+    save(folder, config.model_copy(update={"keys": keys}))
 
 
 def add_client(folder: Path) -> int:
-    """Make the part of one more site, and give its number."""
-    federation = read(folder)
-    number = federation.clients
-    keys = {**federation.keys, f"client-{number}": make_site(folder, federation, number)}
-    save(folder, federation.model_copy(update={"clients": number + 1, "keys": keys}))
+    """Make the part of one more site; returns its number."""
+    config = read(folder)
+    number = config.clients
+    keys = {**config.keys, f"client-{number}": make_site(folder, config, number)}
+    save(folder, config.model_copy(update={"clients": number + 1, "keys": keys}))
     return number
 
 
 def renew(folder: Path) -> None:
     """Make a new key and certificate for the server, under the hosts that federation.toml has now."""
-    federation, path = read(folder), folder / "ca" / "ca.key"
+    config, path = read(folder), folder / "ca" / "ca.key"
     if not path.is_file():
         raise UserError(f"{path} is not there; put it back from where it is kept, and take it away again afterwards")
     certificate = x509.load_pem_x509_certificate((folder / "server" / "ca.pem").read_bytes())
@@ -97,7 +100,7 @@ def renew(folder: Path) -> None:
         raise UserError(f"{path} is not a key: {error}; put the one back that init wrote") from error
     if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise UserError(f"{path} is the key of another federation; put this one's own there")
-    certify(folder, pki.Certified(key, certificate), federation)
+    certify(folder, pki.Certified(key, certificate), config)
 
 
 def read(folder: Path) -> DeploymentConfig:
@@ -110,17 +113,16 @@ def read(folder: Path) -> DeploymentConfig:
         raise UserError(f"{path} is not readable: {error}") from error
 
 
-def save(folder: Path, federation: DeploymentConfig) -> None:
-    pki.write(folder / "federation.toml", (HEAD + tomli_w.dumps(federation.model_dump())).encode())
+def save(folder: Path, config: DeploymentConfig) -> None:
+    head = (TEMPLATES / "federation.toml").read_text("utf-8")
+    put(folder / "federation.toml", (head + tomli_w.dumps(config.model_dump())).encode())
 
 
 def checked(values: Mapping[str, Any], where: str = "") -> DeploymentConfig:
     try:
         return DeploymentConfig.model_validate(values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key, told = ".".join(map(str, problem["loc"])), problem["msg"]
-        raise UserError(f"{where}{key}: {told[0].lower()}{told[1:]}, got {problem['input']!r}") from error
+        raise UserError(explain(error, where)) from error
 
 
 def make_empty(folder: Path) -> None:
@@ -133,29 +135,40 @@ def make_empty(folder: Path) -> None:
         raise UserError(f"{folder} is not empty; {hint}choose another folder")
 
 
-def certify(folder: Path, ca: pki.Certified, federation: DeploymentConfig) -> None:
-    server = pki.make_server_certificate(ca, federation.hosts)
-    pki.write(folder / "server" / "server.key", pki.private_pem(server.key), private=True)
-    pki.write(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
+def certify(folder: Path, ca: pki.Certified, config: DeploymentConfig) -> None:
+    server = pki.make_server_certificate(ca, config.hosts)
+    put(folder / "server" / "server.key", pki.private_bytes(server.key), private=True)
+    put(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
 
 
-def make_site(folder: Path, federation: DeploymentConfig, number: int) -> str:
-    """Write what one site gets, and its public key for the server; give the key's fingerprint."""
+def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
+    """Write what one site gets, and its public key for the server; returns the key's fingerprint."""
     home = folder / "clients" / f"client-{number}"
     if home.exists():
         raise UserError(f"{home} exists, but federation.toml knows no client {number}; take it away first")
     key = pki.make_client_key()
     public = pki.public_openssh(key) + f" client-{number}\n".encode()
-    pki.write(home / "client.key", pki.private_openssh(key), private=True)
-    pki.write(home / "client.pub", public)
-    pki.write(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
-    pki.write(home / "site.toml", tomli_w.dumps({"server": federation.address, "client": number}).encode())
-    fill(home, CLIENT, federation, number=number)
-    pki.write(folder / "server" / "keys" / f"client-{number}.pub", public)
+    put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
+    put(home / "client.pub", public)
+    put(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
+    put(home / "site.toml", tomli_w.dumps({"server": config.address, "client": number}).encode())
+    fill(home, TEMPLATES / "client", config, number=number)
+    put(folder / "server" / "keys" / f"client-{number}.pub", public)
     return pki.fingerprint(public)
 
 
-def fill(folder: Path, texts: Mapping[str, str], federation: DeploymentConfig, **more: object) -> None:
-    words = {**federation.model_dump(), "address": federation.address, **more}
-    for name, text in texts.items():
-        pki.write(folder / name, Template(text).substitute(words).encode())
+def fill(folder: Path, template: Traversable, config: DeploymentConfig, **more: object) -> None:
+    """Copy a folder of templates, with the deployment's own values in place of $names."""
+    values = {**config.model_dump(), "address": config.address, **more}
+    for item in template.iterdir():
+        if item.is_dir():
+            fill(folder / item.name, item, config, **more)
+        else:
+            text = Template(item.read_text("utf-8")).substitute(values)
+            put(folder / item.name.removesuffix(".template"), text.encode())
+
+
+def put(path: Path, data: bytes, private: bool = False) -> None:
+    """In a folder of the owner's alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, data, private)

@@ -1,4 +1,4 @@
-"""Our letters as Flower's messages: the post over a Grid, and the ClientApp that hands letters to a site."""
+"""Our messages inside Flower's: a transport over a Grid, and the ClientApp that hands messages to a client."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from ..base.errors import UserError
 from ..remote.engine import Received
 
-KINDS = ("query.who", "query.charter", "train.order", "evaluate.exam")
-LETTER = "letter"
-PIECE = 4 << 20  # bytes of a letter that are sent at once
+KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
+DATA = "data"
+PIECE = 4 << 20  # bytes of a message that are sent at once
 GONE = {
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -26,34 +26,34 @@ GONE = {
 }
 
 
-def wrapped(data: bytes) -> RecordDict:
+def wrap(data: bytes) -> RecordDict:
     """In pieces, each a record of its own: Flower sends a record in one request, however long it is."""
     pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)] or [b""]
-    return RecordDict({str(n): ConfigRecord({LETTER: piece}) for n, piece in enumerate(pieces)})
+    return RecordDict({str(n): ConfigRecord({DATA: piece}) for n, piece in enumerate(pieces)})
 
 
-def unwrapped(content: RecordDict, most: float = math.inf) -> bytes:
-    """The letter; an error if it has more bytes than this, before they are put together.
+def unwrap(content: RecordDict, most: float = math.inf) -> bytes:
+    """The bytes; an error if there are more than this, before they are put together.
 
     Flower's own arrays would be put together before anyone could look: a short message that names one piece ten
     thousand times would fill the memory.
     """
     records = content.config_records
-    pieces = [records[str(n)][LETTER] for n in range(len(records))]
+    pieces = [records[str(n)][DATA] for n in range(len(records))]
     if not all(isinstance(piece, bytes) for piece in pieces):
-        raise TypeError("a letter is made of bytes")
+        raise TypeError("a message is made of bytes")
     if (size := sum(map(len, pieces))) > most:  # type: ignore[arg-type]
-        raise UserError(f"a letter of {size / 1e6:.0f} MB, more than the {most / 1e6:.0f} that are taken (plan.limit)")
+        raise UserError(f"a message of {size / 1e6:.0f} MB, more than the {most / 1e6:.0f} allowed (plan.limit)")
     return b"".join(pieces)  # type: ignore[arg-type]
 
 
-def client_app(answer: Callable[[str, bytes, Context], bytes]) -> ClientApp:
-    """A ClientApp that passes every letter on and its answer back. Flower's own state of a client stays empty."""
+def client_app(reply: Callable[[str, bytes, Context], bytes]) -> ClientApp:
+    """A ClientApp that passes every message on and its reply back. Flower's own state of a client stays empty."""
     app = ClientApp()
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            return Message(wrapped(answer(kind, unwrapped(message.content), context)), reply_to=message)
+            return Message(wrap(reply(kind, unwrap(message.content), context)), reply_to=message)
 
         return handle
 
@@ -67,26 +67,26 @@ def client_app(answer: Callable[[str, bytes, Context], bytes]) -> ClientApp:
 class Sent:
     kind: str
     node: int
-    since: str  # when that node had come in
+    since: str  # when that node had come online
 
 
 class GridTransport:
-    """Nodes have numbers of Flower's making; which client a node is, it says itself or its key does."""
+    """Nodes have numbers of Flower's making; which client a node is, its key says or the node itself."""
 
     def __init__(
         self,
         grid: Grid,
         number: Callable[[NodeInfo], int | None] | None = None,
-        limit: float = math.inf,  # bytes of an answer
+        limit: float = math.inf,  # bytes of a reply
         ttl: float = 86400.0,  # seconds
     ) -> None:
         self.grid, self.number, self.limit, self.ttl = grid, number, limit, ttl
-        self.nodes: dict[int, NodeInfo] = {}  # that are there
+        self.nodes: dict[int, NodeInfo] = {}  # that are online
         self.client_of: dict[int, int] = {}  # node → client
         self.asked: set[int] = set()  # nodes that were asked who they are
-        self.sent: dict[str, Sent] = {}  # by message
+        self.sent: dict[str, Sent] = {}  # by message id
 
-    def here(self) -> Collection[int]:
+    def online(self) -> Collection[int]:
         self.look()
         return {self.client_of[node] for node in self.nodes if node in self.client_of}
 
@@ -99,34 +99,34 @@ class GridTransport:
             self.push("query.who", 0, dict.fromkeys(sorted(self.nodes.keys() - self.asked), b""))
             self.asked |= self.nodes.keys()
 
-    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
+    def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
         node_of = {client: node for node, client in self.client_of.items() if node in self.nodes}
-        asked = {node_of[k] for k in letters}
-        self.sent = {name: sent for name, sent in self.sent.items() if sent.node not in asked}  # what is new counts
-        self.push(kind, round_, {node_of[k]: data for k, data in letters.items()})
+        nodes = {node_of[k]: message for k, message in data.items()}
+        self.sent = {name: sent for name, sent in self.sent.items() if sent.node not in nodes}  # what is new counts
+        self.push(kind, round_, nodes)
 
-    def push(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
-        for node, data in letters.items():
-            message = Message(wrapped(data), node, kind, ttl=self.ttl, group_id=str(round_ + 1))
+    def push(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
+        for node, content in data.items():
+            message = Message(wrap(content), node, kind, ttl=self.ttl, group_id=str(round_ + 1))
             for name in self.grid.push_messages([message]):
                 self.sent[name] = Sent(kind, node, self.nodes[node].last_activated_at)
 
-    def fetch(self) -> Iterable[Received]:
+    def receive(self) -> Iterable[Received]:
         arrivals = []
         for message in self.grid.pull_messages(list(self.sent)) if self.sent else ():
             sent = self.sent.pop(message.metadata.reply_to_message_id, None)
             if sent is None:
                 continue
-            if sent.kind == "query.who" and message.has_error():
-                self.asked.discard(sent.node)
-            elif sent.kind == "query.who":
-                self.client_of[sent.node] = int(unwrapped(message.content))
-            else:
+            if sent.kind != "query.who":
                 arrivals.append(self.arrival(self.client_of[sent.node], message))
+            elif message.has_error():
+                self.asked.discard(sent.node)
+            else:
+                self.client_of[sent.node] = int(unwrap(message.content))
         return arrivals + self.restarted()
 
     def restarted(self) -> list[Received]:
-        """A node that has come in anew since it was written to may have lost the letter, and nobody would say so."""
+        """A node that has come online again since it was sent to may have lost the message, and nobody would say so."""
         if not self.sent or self.number is None:
             return []
         self.look()
@@ -139,14 +139,13 @@ class GridTransport:
 
     def arrival(self, client: int, message: Message) -> Received:
         if message.has_error():
-            gone = message.error.code in GONE
-            return Received(client, trouble=f"Flower: {message.error.reason}", gone=gone)
+            return Received(client, trouble=f"Flower: {message.error.reason}", gone=message.error.code in GONE)
         try:
-            return Received(client, unwrapped(message.content, self.limit))
+            return Received(client, unwrap(message.content, self.limit))
         except UserError as error:
             return Received(client, trouble=str(error))
         except (KeyError, AttributeError, TypeError) as error:
-            return Received(client, trouble=f"a message without a letter ({error!r})")
+            return Received(client, trouble=f"not a message of ours ({error!r})")
 
     def close(self) -> None:
         pass

@@ -1,16 +1,14 @@
-"""Keys and certificates of a federation: its own certificate authority, the server's certificate, the sites' keys."""
+"""Keys and certificates of a deployment: its own certificate authority, the server's certificate, the sites' keys."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -29,7 +27,7 @@ from ..base.errors import UserError
 CA_LIFE = timedelta(days=3652)  # ten years
 SERVER_LIFE = timedelta(days=730)  # some clients refuse more than 825 days
 SLACK = timedelta(days=1)  # a site's clock may be behind
-ALWAYS = ("localhost", "127.0.0.1")  # the server's own commands reach it so
+ALWAYS = ("localhost", "127.0.0.1")  # how the server's own commands reach it
 LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{LABEL}\.)*(?!\d+\Z){LABEL}")
 USES = (
@@ -48,7 +46,7 @@ class Certified:
 
 def make_ca(name: str) -> Certified:
     """A certificate authority that can sign servers and nothing else, for ten years."""
-    key, subject, until = generate_private_key(SECP256R1()), called(name), datetime.now(UTC) + CA_LIFE
+    key, subject, until = generate_private_key(SECP256R1()), common_name(name), datetime.now(UTC) + CA_LIFE
     extensions = x509.BasicConstraints(ca=True, path_length=0), usage("key_cert_sign", "crl_sign")
     return Certified(key, sign(key.public_key(), subject, key, subject, until, *extensions))
 
@@ -58,7 +56,11 @@ def make_server_certificate(ca: Certified, hosts: Sequence[str]) -> Certified:
     now, end = datetime.now(UTC), ca.certificate.not_valid_after_utc
     if end <= now:
         raise UserError(f"the federation's CA ended on {end:%Y-%m-%d}; make a new one with: fedtailor flower init DIR")
-    key, subject, until = generate_private_key(SECP256R1()), called("fedtailor server"), min(now + SERVER_LIFE, end)
+    key, subject, until = (
+        generate_private_key(SECP256R1()),
+        common_name("fedtailor server"),
+        min(now + SERVER_LIFE, end),
+    )
     extensions = (
         x509.BasicConstraints(ca=False, path_length=None),
         usage("digital_signature"),
@@ -93,8 +95,8 @@ def sign(
     return builder.sign(signer, hashes.SHA256())
 
 
-def called(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows no longer one
+def common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows no more
 
 
 def usage(*uses: str) -> x509.KeyUsage:
@@ -116,16 +118,12 @@ def alternative(host: str) -> x509.GeneralName:
     )
 
 
-def private_pem(key: EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def private_bytes(key: EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
-
-
-def private_openssh(key: EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def public_openssh(key: EllipticCurvePrivateKey) -> bytes:
@@ -136,13 +134,3 @@ def fingerprint(public: bytes) -> str:
     """Of a public key in OpenSSH format: what `ssh-keygen -l` prints."""
     digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def write(path: Path, data: bytes, private: bool = False) -> None:
-    """All of it or nothing, in a folder of the owner's alone; a private file is nobody else's from its first byte."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)  # one left behind may have another mode, or be open elsewhere
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:
-        file.write(data)
-    part.replace(path)

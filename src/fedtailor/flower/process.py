@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from ..base.polling import Backoff
 
 log = logging.getLogger("fedtailor.flower")
 PAUSES = 1.0, 30.0  # seconds before it is started again: the first time, and at most
@@ -17,9 +19,10 @@ STEADY = 60.0  # seconds after which it counts as running well
 
 
 class ManagedProcess:
-    def __init__(self, module: str, words: Callable[[], Sequence[str]], log_file: Path, home: Path) -> None:
-        """`python -m module OWN-PID *words`, words made anew for each start; what it prints goes to the log file."""
-        self.module, self.words, self.log_file = module, words, log_file
+    def __init__(self, module: str, words: Sequence[str], log_file: Path, home: Path) -> None:
+        """`python -m module OWN-PID *words`; what it prints goes to the log file."""
+        self.command = [sys.executable, "-m", module, str(os.getpid()), *words]
+        self.name, self.log_file = module.rsplit(".", 1)[-1], log_file
         self.environment = {**os.environ, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
         self.process: subprocess.Popen[bytes] | None = None
         self.over, self.thread = threading.Event(), threading.Thread(target=self.keep, daemon=True)
@@ -29,27 +32,27 @@ class ManagedProcess:
         self.thread.start()
 
     def keep(self) -> None:
-        pause = PAUSES[0]
+        pause = Backoff(*PAUSES)
         while not self.over.is_set():
             began = time.monotonic()
             with self.log_file.open("ab") as out:
-                command = [sys.executable, "-m", self.module, str(os.getpid()), *self.words()]
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.environment
+                    self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.environment
                 )
                 self.process.wait()
             if self.over.is_set():
                 return
-            pause = PAUSES[0] if time.monotonic() - began > STEADY else min(2 * pause, PAUSES[1])
-            log.warning("%s; trying again in %.0f s", self.last_words(), pause)
-            self.over.wait(pause)
+            if time.monotonic() - began > STEADY:
+                pause.reset()
+            seconds = pause.next()
+            log.warning("%s; trying again in %.0f s", self.last_words(), seconds)
+            self.over.wait(seconds)
 
     def last_words(self) -> str:
         """Why it ended, as far as it said."""
         lines = [line.strip() for line in self.log_file.read_text(errors="replace").splitlines()[-40:]]
         told = [line for line in lines if "code:" in line or "rror" in line or "refused" in line]
-        name = self.module.rsplit(".", 1)[-1]
-        return f"Flower's {name} ended ({told[-1] if told else 'it did not say why'}; see {self.log_file})"
+        return f"Flower's {self.name} ended ({told[-1] if told else 'it did not say why'}; see {self.log_file})"
 
     def stop(self) -> None:
         self.over.set()

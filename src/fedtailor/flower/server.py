@@ -1,6 +1,6 @@
-"""`fedtailor flower server`: the middle of a federation. A SuperLink carries letters; this process conducts the runs.
+"""`fedtailor flower server`: the middle of a deployment. A SuperLink carries messages; this process conducts the runs.
 
-To Flower each attempt at a run is a new one; to us it is the same run, resumed from its last checkpoint, whatever ended
+To Flower each attempt at a run is a new one. To us it is the same run, resumed from its last checkpoint, whatever ended
 the attempt before: a SuperLink that broke, a process that was killed, a machine that was restarted.
 """
 
@@ -31,23 +31,24 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from ..base.errors import UserError
+from ..base.files import FolderLock, write_atomic
+from ..base.polling import Backoff
 from ..client.job import ClientState
-from ..remote.run import remote_engine, run_id
+from ..remote.engine import RemoteEngine, run_id
 from ..runs.execute import Callback, about, execute, threads
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
-from ..simulation.engine import Engine, MakeEngine
 from ..simulation.loop import RoundRecord
-from .deployment import Deployment, alone
+from .deployment import Deployment
 from .messages import GridTransport
-from .pki import write
 from .process import ManagedProcess
 from .sites import server_experiment
-from .status import desk_of
+from .status import control_client
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
+PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
 
 
 class Stopped(Exception):  # noqa: N818  # as it reads
@@ -55,58 +56,58 @@ class Stopped(Exception):  # noqa: N818  # as it reads
 
 
 class Coordinator:
-    def __init__(self, house: Deployment, listen: str, limit_mb: int) -> None:
-        self.house, self.over = house, threading.Event()
-        self.secret = secrets.token_hex(32).encode()
-        write(house.flwr / "secret", self.secret, private=True)
-        federation, folder = house.federation, house.folder
+    def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
+        self.deployment, self.over = deployment, threading.Event()
+        secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
+        write_atomic(flwr / "secret", secret.encode(), private=True)
         words = [
-            *(f"{listen}:{federation.port}", str(limit_mb * 1_000_000)),
-            *("--host", "127.0.0.1", "--port", str(federation.control)),
+            *(f"{listen}:{config.port}", str(limit_mb * 1_000_000)),
+            *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),
-            *("--database", str(house.flwr / "state.db"), "--disable-runtime-dependency-installation"),
-            *("--isolation", "process", "--superexec-auth-secret-file", str(house.flwr / "secret")),
+            *("--database", str(flwr / "state.db"), "--disable-runtime-dependency-installation"),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(flwr / "secret")),
         ]
-        self.link = ManagedProcess("fedtailor.flower.link", lambda: words, folder / "log" / "link.log", house.flwr)
-        self.desk = desk_of(house)
-        self.runtime = Runtime(house.control, self.secret, house.certificate, TaskType.SERVER_APP)
+        self.superlink = ManagedProcess("fedtailor.flower.superlink", words, folder / "log" / "superlink.log", flwr)
+        self.control = control_client(deployment)
+        self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
-        self.link.start()
+        self.superlink.start()
         try:
-            self.admit()
-            log.info("ready: %d sites may come in at port %d", len(self.house.sites()), self.house.federation.port)
+            self.admit_sites()
+            log.info(
+                "ready: %d sites may come in at port %d", len(self.deployment.sites()), self.deployment.config.port
+            )
             while not self.over.is_set():
-                waiting = self.house.waiting()
+                waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
         finally:
-            self.link.stop()
+            self.superlink.stop()
 
-    def admit(self) -> None:
+    def admit_sites(self) -> None:
         """Let in the sites whose keys are here, and no others."""
-        keys, ends = self.house.sites(), time.monotonic() + UP
+        keys, ends, pause = self.deployment.sites(), time.monotonic() + UP, Backoff(*PAUSE)
         while True:
             try:
-                there = {node.public_key: node for node in self.desk.ListNodes(ListNodesRequest()).nodes_info}
+                there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
                 break
             except httpx.TransportError as error:
-                if time.monotonic() > ends or self.over.is_set():
-                    raise UserError(f"{self.link.last_words()}: {error}") from error
-                self.over.wait(0.2)
+                if time.monotonic() > ends or self.over.wait(pause.next()):
+                    raise UserError(f"{self.superlink.last_words()}: {error}") from error
         known = {key for key, node in there.items() if node.status != "unregistered"}
         for name, key in keys.items():
             if key not in known:
-                self.desk.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
         for key in known - set(keys.values()):
-            self.desk.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
+            self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
 
     def attempt(self, name: str) -> bool:
-        """Carry a run of the queue out, as far as it goes. Whether it is done with."""
+        """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
         try:
             self.conduct(name)
-            self.house.done(name)
+            self.deployment.done(name)
             log.info("%s: finished", name)
         except Stopped:
             log.info("%s: stopped", name)
@@ -115,92 +116,79 @@ class Coordinator:
             return False
         except UserError as error:
             log.error("%s: %s", name, error)
-            self.house.done(name, str(error))
+            self.deployment.done(name, str(error))
         except Exception as error:
             log.exception("%s: failed", name)
-            self.house.done(name, f"{type(error).__name__}: {error}")
+            self.deployment.done(name, f"{type(error).__name__}: {error}")
         return True
 
     def conduct(self, name: str) -> None:
-        run, members = self.house.asked(name)
-        keys = self.house.sites()
+        run, members = self.deployment.asked(name)
+        keys = self.deployment.sites()
         if gone := [site for site in members if site not in keys]:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
         with threads(run.threads):
             began, experiment = time.perf_counter(), server_experiment(run)
             with self.started(name) as grid:
-                post = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
-                self.carry_out(name, experiment, self.engine_over(name, post), began)
+                transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
+
+                def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
+                    return RemoteEngine(made, clients, transport, run_id(at), wait=partial(self.wait, name))
+
+                folder = self.deployment.runs / name
+                resuming = (folder / "run.toml").is_file()
+                store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
+                execute(experiment, store, resuming, began, RoundLog(name), make)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Grid]:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
-            fab = build_fab_from_disk(self.house.root / "app")
+            fab = build_fab_from_disk(self.deployment.root / "app")
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
             override_config=user_config_to_proto({"run": name}),
         )
-        started = self.desk.StartRun(request).run_id
-        taken = self.runtime.acquire()
-        while taken is None or taken.run != started:
-            if taken is not None:  # of an attempt that ended before its task was taken
-                with self.runtime.task(taken.token):
+        started, pause = self.control.StartRun(request).run_id, Backoff(*PAUSE)
+        while (task := self.runtime.acquire()) is None or task.run != started:
+            if task is not None:  # of an attempt that ended before its task was taken
+                with self.runtime.task(task.token):
                     log.info("an attempt that never began is ended")
-            self.wait(name, 0.1)
-            taken = self.runtime.acquire()
-        with self.runtime.task(taken.token) as client:
+            self.wait(name, pause.next())
+        with self.runtime.task(task.token) as client:
             given = client.PullTaskInput(PullTaskInputRequest())
             TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
             TaskIdentity.node_id = given.context.node_id
-            grid = HttpGrid(self.house.control, False, self.house.certificate, token=taken.token)
-            grid._client = client  # which tries again for a while, and never ends this process by a signal
+            grid = HttpGrid(self.deployment.control, False, self.deployment.certificate, token=task.token)
+            grid._client = client  # it tries again for a while, and never ends this process by a signal
             grid.set_run(run_from_proto(given.run))
             yield grid
 
     def wait(self, name: str, seconds: float) -> None:
-        if self.over.wait(seconds) or not self.house.still(name):
+        if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
 
-    def engine_over(self, name: str, post: GridTransport) -> MakeEngine:
-        def make(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> Engine:
-            return remote_engine(experiment, clients, post, run_id(folder), wait=partial(self.wait, name))
 
-        return make
-
-    def carry_out(self, name: str, experiment: Experiment, make: MakeEngine, began: float) -> None:
-        folder, resuming = self.house.runs / name, False
-        if (folder / "run.toml").is_file():
-            store, resuming = RunFolder.reopen(folder)[0], True
-        else:
-            store = RunFolder.create(folder, experiment.run, about(experiment))
-        execute(experiment, store, resuming, began, Telling(name), make)
-
-
-class Telling(Callback):
+class RoundLog(Callback):
     """A line for the log after every round."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
-        tested = record.shared.overall if record.shared else None
-        lost = f", without {', '.join(f'client {k} ({why})' for k, why in record.dropped.items())}"
-        log.info(
-            "%s: round %d of %d%s%s",
-            self.name,
-            record.round,
-            rounds,
-            "" if tested is None else f", accuracy {tested:.1f}%",
-            lost if record.dropped else "",
-        )
+        told = f"{self.name}: round {record.round} of {rounds}"
+        if record.shared and record.shared.overall is not None:
+            told += f", accuracy {record.shared.overall:.1f}%"
+        if record.dropped:
+            told += f", without {', '.join(f'client {k} ({why})' for k, why in record.dropped.items())}"
+        log.info("%s", told)
 
 
-def run_server(house: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
+def run_server(deployment: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
     """Serve until a signal ends it."""
-    with alone(house.folder, "server"):
-        conductor = Coordinator(house, listen, limit_mb)
+    with FolderLock(deployment.folder, "server"):
+        coordinator = Coordinator(deployment, listen, limit_mb)
         for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda *_: conductor.over.set())
-        conductor.serve()
+            signal.signal(name, lambda *_: coordinator.over.set())
+        coordinator.serve()

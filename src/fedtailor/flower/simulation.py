@@ -1,4 +1,4 @@
-"""engine=flower: Flower's simulation. Clients are nodes that Ray runs in other processes, reached by letters alone."""
+"""engine=flower: Flower's simulation. Clients are nodes that Ray runs in other processes, reached by messages alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import queue
 import tempfile
 import threading
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import flwr.simulation
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ..base.errors import UserError
 from ..client.job import ClientState
 from ..methods.recipe import flat
-from ..remote.client import RemoteClient
-from ..remote.engine import Received, RemoteEngine
-from ..remote.run import remote_engine, run_id, simulated_session
+from ..remote.client import RemoteClient, simulated_session
+from ..remote.engine import Received, RemoteEngine, run_id
 from ..settings.run import Run, make_run
 from ..simulation.build import Experiment, build
 from . import need
@@ -33,42 +33,35 @@ START = 300.0  # seconds that Ray may take to start
 def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> RemoteEngine:
     """The engine of a run; clients keep their states in its folder, or in one that is gone with the run."""
     need("ray")
-    return remote_engine(experiment, clients, Simulated(experiment.run, folder), run_id(folder))
+    return RemoteEngine(experiment, clients, SimulatedTransport(experiment.run, folder), run_id(folder))
 
 
 @cache
-def prepared(document: str) -> Experiment:
+def built(document: str) -> Experiment:
     return build(make_run(settings=flat(json.loads(document))))
 
 
-class Answering:
-    """What a node does with a letter, in whichever process Ray has put it."""
-
-    def __init__(self, document: str, folder: Path) -> None:
-        self.document, self.folder = document, folder
-
-    def __call__(self, kind: str, data: bytes, context: Context) -> bytes:
-        who = int(context.node_config["partition-id"])
-        if kind == "query.who":
-            return str(who).encode()
-        return site(self.document, self.folder, who).answer(data)
-
-
 @cache
-def site(document: str, folder: Path, who: int) -> RemoteClient:
-    return RemoteClient(folder / f"client-{who}", lambda charter: simulated_session(prepared(document), charter.client))
+def client(document: str, folder: Path, who: int) -> RemoteClient:
+    return RemoteClient(folder / f"client-{who}", lambda invited: simulated_session(built(document), invited.client))
 
 
-class Simulated:
+def reply(document: str, folder: Path, kind: str, data: bytes, context: Context) -> bytes:
+    """What a node does with a message, in whichever process Ray has put it."""
+    who = int(context.node_config["partition-id"])
+    return str(who).encode() if kind == "query.who" else client(document, folder, who).handle(data)
+
+
+class SimulatedTransport(GridTransport):
     """Flower's simulation in a thread of its own, whose ServerApp does nothing but lend us its Grid."""
 
     def __init__(self, run: Run, folder: Path | None) -> None:
-        self.away = None if folder else tempfile.TemporaryDirectory(prefix="fedtailor-")
-        home = (folder or Path(self.away.name if self.away else "")) / "clients"
+        self.temporary = None if folder else tempfile.TemporaryDirectory(prefix="fedtailor-")
+        home = (folder or Path(self.temporary.name if self.temporary else "")) / "clients"
         self.over, self.lent = threading.Event(), queue.Queue[Grid | BaseException]()
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is not the user's
-        answering = Answering(json.dumps(run.document()), home.absolute())
-        self.thread = threading.Thread(target=self.simulate, args=(run, answering), daemon=True)
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is of no use to the user
+        app = client_app(partial(reply, json.dumps(run.document()), home.absolute()))
+        self.thread = threading.Thread(target=self.simulate, args=(run, app), daemon=True)
         self.thread.start()
         try:
             found = self.lent.get(timeout=START)
@@ -76,9 +69,9 @@ class Simulated:
             raise UserError(f"Flower's simulation did not start within {START:.0f} s") from None
         if isinstance(found, BaseException):
             raise UserError(f"Flower's simulation did not start: {found}") from found
-        self.post = GridTransport(found)
+        super().__init__(found)
 
-    def simulate(self, run: Run, answering: Answering) -> None:
+    def simulate(self, run: Run, app: ClientApp) -> None:
         server = ServerApp()
 
         @server.main()
@@ -86,38 +79,25 @@ class Simulated:
             self.lent.put(grid)
             self.over.wait()
 
-        resources: dict[str, Any] = {"num_cpus": run.threads, "num_gpus": 0.0}
-        # Ray's dashboard and its listening on all of the machine's addresses are nobody's wish here.
-        start: dict[str, Any] = {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "error",
-            "_node_ip_address": "127.0.0.1",
+        # Without Ray's dashboard, and listening on this machine only.
+        start = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        backend: dict[str, Any] = {
+            "client_resources": {"num_cpus": run.threads, "num_gpus": 0.0},
+            "init_args": {**start, "_node_ip_address": "127.0.0.1"},
         }
         try:
-            flwr.simulation.run_simulation(
-                server,
-                client_app(answering),
-                run.clients,
-                backend_config={"client_resources": resources, "init_args": start},
-            )
+            flwr.simulation.run_simulation(server, app, run.clients, backend_config=backend)
         except BaseException as error:
             self.lent.put(error)
             raise
 
-    def here(self) -> Any:
-        return self.post.here()
-
-    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None:
-        self.post.send(kind, round_, letters)
-
-    def fetch(self) -> list[Received]:
+    def receive(self) -> list[Received]:
         if not self.thread.is_alive():
             raise UserError("Flower's simulation has ended by itself; its log says why")
-        return list(self.post.fetch())
+        return list(super().receive())
 
     def close(self) -> None:
         self.over.set()
         self.thread.join(timeout=60)
-        if self.away:
-            self.away.cleanup()
+        if self.temporary:
+            self.temporary.cleanup()

@@ -1,4 +1,4 @@
-"""What a run needs at each place of a deployment: the server's setup, and a site's room."""
+"""What a run needs at each place of a deployment: the server's experiment, and a site's session."""
 
 from __future__ import annotations
 
@@ -29,45 +29,43 @@ def server_experiment(run: Run) -> Experiment:
     root = Path(run.data.root).expanduser() if run.data.root else None
     dataset = for_server(run.data.name, root)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
-    groups = Groups.of_unlabelled(len(dataset.classes))  # how many pictures there are of a class, only sites know
-    return assemble(run, whole(nothing), groups, load(run.backbone.name), alone=False)
+    groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
+    return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
 
 
-def site_session(charter: Invitation, data: str, backbone: str = "", device: str = "") -> Session:
+def site_session(invitation: Invitation, data: str, backbone: str = "", device: str = "") -> Session:
     """A site's: its own pictures under the federation's class names, and the CLIP that the server has."""
-    run = site_run(charter, data, backbone, device)
-    dataset = for_site(data, None, charter.classes)
-    dataset = replace(dataset, template=charter.template, normal=charter.normal)
+    run = site_run(invitation, data, backbone, device)
+    dataset = for_site(data, None, invitation.classes)
+    dataset = replace(dataset, template=invitation.template, normal=invitation.normal)
     if run.method.value.trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")
     checkpoint = load(run.backbone.name)
-    if checkpoint.digest != charter.weights:
+    if checkpoint.digest != invitation.weights:
         raise UserError(
             f"the CLIP {run.backbone.name} here has the hash {checkpoint.digest[:12]}, the server's has "
-            f"{charter.weights[:12]}; give this client the same weights with --backbone"
+            f"{invitation.weights[:12]}; give this client the same weights with --backbone"
         )
-    experiment = assemble(run, whole(dataset), groups(charter), checkpoint, alone=False)
-    return Session(
-        charter.client, experiment.job, experiment.client_data[0], experiment.tests, dataset.train.labels, run.threads
-    )
+    made = assemble(run, in_one_place(dataset), groups_of(invitation), checkpoint, alone=False)
+    return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
 
 
-def site_run(charter: Invitation, data: str, backbone: str, device: str) -> Run:
-    """The server's settings, but for what is this place's own business."""
-    given = flat(tomllib.loads(charter.settings))
+def site_run(invitation: Invitation, data: str, backbone: str, device: str) -> Run:
+    """The server's settings, except for what each site decides itself."""
+    given = flat(tomllib.loads(invitation.settings))
     theirs = given["backbone.name"]
     if not backbone and theirs != BUNDLED and Path(theirs).is_absolute():
         raise UserError("the server's CLIP is a file of its own; start this client with --backbone PATH of the same")
-    own = {"data.name": data, "data.root": "", "data.template": charter.template, "backbone.name": backbone or theirs}
-    return make_run(settings={**given, **own, **({"backbone.device": device} if device else {})})
+    own = {"data.name": data, "data.root": "", "data.template": invitation.template}
+    own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
+    return make_run(settings={**given, **own})
 
 
-def groups(charter: Invitation) -> Groups:
-    known = {name: np.array(charter.groups[name], np.int64) for name in ("head", "mid", "tail")}
-    rest = set(range(len(charter.classes))) - {int(c) for members in known.values() for c in members}
+def groups_of(invitation: Invitation) -> Groups:
+    known = {name: np.array(invitation.groups[name], np.int64) for name in ("head", "mid", "tail")}
+    rest = set(range(len(invitation.classes))) - {int(c) for members in known.values() for c in members}
     return Groups(**known, unknown=np.array(sorted(rest), np.int64))
 
 
-def whole(dataset: Dataset) -> Federation:
-    """All of it in one place."""
+def in_one_place(dataset: Dataset) -> Federation:
     return Federation(dataset, (Share(np.arange(len(dataset.train)), np.arange(len(dataset.test))),))

@@ -1,4 +1,4 @@
-"""Looking at a federation from outside its server: through its files, and its control port."""
+"""A deployment seen from outside its server: through its files and its control port."""
 
 from __future__ import annotations
 
@@ -14,87 +14,88 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ..base.errors import UserError
+from ..base.files import is_locked
+from ..base.polling import Backoff
 from ..runs.execute import SILENT, Callback
-from .deployment import FAILURE, Deployment, taken
+from .deployment import FAILURE, Deployment
 
 
-def desk_of(house: Deployment) -> ControlHttpClient:
-    """Flower's control API, which is to be had on the server's machine only."""
+def control_client(deployment: Deployment) -> ControlHttpClient:
+    """Flower's control API, which can be reached on the server's machine only."""
     interceptor = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    return ControlHttpClient.from_server_address(house.control, False, house.certificate, [interceptor])
+    return ControlHttpClient.from_server_address(deployment.control, False, deployment.certificate, [interceptor])
 
 
-def rounds_of(house: Deployment, name: str) -> list[dict[str, Any]]:
-    log = house.runs / name / "rounds.jsonl"
-    if not log.is_file():
-        return []
-    lines = log.read_text().split("\n")[:-1]  # the last may be in the making
+def rounds_of(deployment: Deployment, name: str) -> list[dict[str, Any]]:
+    log = deployment.runs / name / "rounds.jsonl"
+    lines = log.read_text().split("\n")[:-1] if log.is_file() else []  # the last line may be half written
     return [json.loads(line) for line in lines]
 
 
-def state_of(house: Deployment, name: str) -> str:
-    folder = house.runs / name
-    if name in house.waiting():
-        return "running" if house.waiting()[0] == name and taken(house.folder) else "waiting"
+def state_of(deployment: Deployment, name: str) -> str:
+    folder, waiting = deployment.runs / name, deployment.waiting()
+    if name in waiting:
+        return "running" if waiting[0] == name and is_locked(deployment.folder) else "waiting"
     if (folder / FAILURE).is_file():
         return "failed"
     return "finished" if (folder / "result.json").is_file() else "stopped"
 
 
-def follow(house: Deployment, name: str, progress: Callback = SILENT) -> dict[str, Any]:
-    """Watch a run until it is over. Its summary; an error if it failed or was stopped."""
-    if not taken(house.folder):
+def follow(deployment: Deployment, name: str, progress: Callback = SILENT) -> dict[str, Any]:
+    """Watch a run until it is over. Returns its summary; an error if it failed or was stopped."""
+    if not is_locked(deployment.folder):
         Console(stderr=True).print("the server is not running; the run begins when it is started", style="yellow")
-    total = house.asked(name)[0].rounds
+    total, pause = deployment.asked(name)[0].rounds, Backoff(0.1, 0.5)
     try:
-        while house.still(name):
-            rows = rounds_of(house, name)
-            progress.on_progress(f"{name}: round", len(rows) if len(rows) < total else 0, total)
-            time.sleep(0.5)
+        while deployment.is_asked(name):
+            rounds = len(rounds_of(deployment, name))
+            progress.on_progress(f"{name}: round", rounds if rounds < total else 0, total)
+            time.sleep(pause.next())
     except KeyboardInterrupt:
         raise UserError(
-            f"no longer watching; {name} goes on. fedtailor flower status {house.root} tells how, "
-            f"fedtailor flower stop {house.root} {name} ends it"
+            f"no longer watching; {name} goes on. fedtailor flower status {deployment.root} tells how, "
+            f"fedtailor flower stop {deployment.root} {name} ends it"
         ) from None
-    folder, state = house.runs / name, state_of(house, name)
+    folder, state = deployment.runs / name, state_of(deployment, name)
     if state == "failed":
         raise UserError(f"{name} failed: {(folder / FAILURE).read_text()}")
     if state != "finished":
-        raise UserError(f"{name} was stopped; go on with: fedtailor flower run {house.root} --resume {name}")
+        raise UserError(f"{name} was stopped; go on with: fedtailor flower run {deployment.root} --resume {name}")
     summary: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return summary
 
 
-def look(house: Deployment) -> dict[str, Any]:
+def collect(deployment: Deployment) -> dict[str, Any]:
     """Sites and runs, as data."""
-    names = {key: name for name, key in house.sites().items()}
-    online: dict[str, Any] = {}
-    up = taken(house.folder)
+    sites, up = deployment.sites(), is_locked(deployment.folder)
+    online: dict[bytes, str] = {}
     try:
-        for node in desk_of(house).ListNodes(ListNodesRequest()).nodes_info:
-            if node.public_key in names:
-                online[names[node.public_key]] = node.status
+        nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info
+        online = {node.public_key: node.status for node in nodes}
     except httpx.HTTPError:
         up = False
-    runs = []
-    for name in sorted({*house.waiting(), *(path.name for path in house.runs.iterdir())}):
-        rows = rounds_of(house, name)
-        tested = [row["global"]["overall"] for row in rows if row["global"]]
-        runs.append(
-            {
-                "name": name,
-                "state": state_of(house, name),
-                "rounds": len(rows),
-                "overall": tested[-1] if tested else None,
-                "dropped": sum(len(row["dropped"]) for row in rows),
-                "failure": (house.runs / name / FAILURE).read_text() if state_of(house, name) == "failed" else "",
-            }
-        )
-    sites = [{"name": name, "state": online.get(name, "unknown")} for name in house.sites()]
-    return {"server": "up" if up else "down", "port": house.federation.port, "sites": sites, "runs": runs}
+    return {
+        "server": "up" if up else "down",
+        "port": deployment.config.port,
+        "sites": [{"name": name, "state": online.get(key, "unknown")} for name, key in sites.items()],
+        "runs": [describe_run(deployment, name) for name in sorted(deployment.run_names())],
+    }
 
 
-def page(found: dict[str, Any]) -> RenderableType:
+def describe_run(deployment: Deployment, name: str) -> dict[str, Any]:
+    rows, state = rounds_of(deployment, name), state_of(deployment, name)
+    tested = [row["global"]["overall"] for row in rows if row["global"]]
+    return {
+        "name": name,
+        "state": state,
+        "rounds": len(rows),
+        "overall": tested[-1] if tested else None,
+        "dropped": sum(len(row["dropped"]) for row in rows),
+        "failure": (deployment.runs / name / FAILURE).read_text() if state == "failed" else "",
+    }
+
+
+def render(found: dict[str, Any]) -> RenderableType:
     sites = Table("site", "state", title=f"server {found['server']}, port {found['port']}", title_justify="left")
     for site in found["sites"]:
         sites.add_row(site["name"], site["state"])

@@ -1,8 +1,8 @@
-"""Flower's SuperLink as a process of ours: `python -m fedtailor.flower.link PARENT PUBLIC LIMIT SUPERLINK-OPTIONS…`
+"""Flower's SuperLink as a process of ours: `python -m fedtailor.flower.superlink PARENT PUBLIC LIMIT OPTIONS…`
 
 flwr 1.41 serves everything at one address: the Fleet API, for sites, and the Control API, which starts runs and has no
 login. Here there are two addresses. The public one answers to the Fleet API alone, and takes no message that is longer
-than any method's; everything else is to be had at the other one, on this machine only.
+than any method's; everything else is at the other one, on this machine only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from .messages import PIECE
 
 FLEET, PUSH = "/v1/fleet/", "/v1/fleet/push-messages"
-REQUEST = PIECE + (1 << 20)  # bytes: a piece of a letter and what is around it
+REQUEST = PIECE + (1 << 20)  # bytes: a piece of a message and what is around it
 
 
 class Gate:
@@ -30,7 +30,7 @@ class Gate:
 
     def __init__(self, app: Any, control_port: int, limit: int) -> None:
         self.app, self.control_port = app, control_port
-        self.pieces = 8 + limit // PIECE  # some hold the letter, some only name others
+        self.pieces = 8 + limit // PIECE  # some hold the message, some only name others
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or scope["server"][1] == self.control_port:
@@ -38,7 +38,7 @@ class Gate:
         elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
             await refuse(send, 404)
         elif int(dict(scope["headers"]).get(b"content-length", REQUEST + 1)) > REQUEST:
-            await refuse(send, 413)  # also where the length is not said
+            await refuse(send, 413)  # also if it does not tell its length
         elif scope["path"] != PUSH:
             await self.app(scope, receive, send)
         elif too_many(body := await read(receive), self.pieces):

@@ -1,14 +1,14 @@
 """An executor that stays: it takes Flower's tasks one after the other in this process, where CLIP is loaded already.
 
-Flower's own starts a process for each message and runs the code that came with the run in it. Here only the fedtailor
-that is installed is ever run.
+Flower's own starts a process for each message, which runs the code that came with the run. Here only the installed
+fedtailor is ever run.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Event
@@ -19,41 +19,29 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto
+from flwr.proto import runtime_pb2 as api
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
+from flwr.supercore import interceptors
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable import inflatable_protobuf_utils as protobuf
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import push_message
 
+from ..base.polling import Backoff
+
 log = logging.getLogger("fedtailor.flower")
-PAUSES = 0.1, 1.0  # seconds between two looks for a task: while there is work, and when there has been none for long
-LONG = 20.0  # seconds
+PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at most (after some 20 s), and their growth
 PATIENCE = 30.0  # seconds in which the other side may come back
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-class Taken(NamedTuple):
+class Task(NamedTuple):
     run: int
     token: str
 
@@ -63,93 +51,90 @@ class Runtime:
 
     def __init__(self, address: str, secret: bytes, root: bytes | None, kind: TaskType) -> None:
         self.address, self.root, self.kind = address, root, kind
-        self.desk = self.client(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}), 0.0)
+        self.control = self.client(
+            interceptors.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}), 0.0
+        )
 
     def client(self, interceptor: ProtobufClientInterceptor, patience: float = PATIENCE) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             self.address,
             self.root is None,
             self.root,
-            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor],
+            [interceptors.RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor],
             # Not Flower's own, which ends this process by a signal when it gives up.
             retry_invoker=RetryInvoker(partial(exponential, max_delay=5), httpx.TransportError, None, patience),
         )
 
-    def acquire(self) -> Taken | None:
+    def acquire(self) -> Task | None:
         """The next task, if there is one."""
-        found = self.desk.AcquireTask(AcquireTaskRequest(supported_task_types=[self.kind]))
-        return Taken(found.task.run_id, found.token) if found.HasField("task") and found.token else None
+        found = self.control.AcquireTask(api.AcquireTaskRequest(supported_task_types=[self.kind]))
+        return Task(found.task.run_id, found.token) if found.HasField("task") and found.token else None
 
     @contextmanager
     def task(self, token: str) -> Iterator[RuntimeHttpClient]:
-        """A task in hand: it is kept alive meanwhile, and its end is told."""
-        client = self.client(RuntimeTokenHttpInterceptor(token))
-        heart = HeartbeatSender(beat(client))
+        """A task in hand: kept alive meanwhile, and reported as completed at the end."""
+        client = self.client(interceptors.RuntimeTokenHttpInterceptor(token))
+        heart = HeartbeatSender(partial(beat, client))
         heart.start()
         try:
             yield client
-            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+            client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
         finally:
-            # Of a task that failed nothing is told: Flower then finds that its heart has stopped and answers for it,
-            # where it would wait for ever for the answer to a message whose task is said to have failed.
+            # A failure is not reported: Flower would wait for ever for the reply to a message whose task failed, but
+            # replies itself once it finds that the heartbeat has stopped.
             heart.stop()
             client.close()
 
 
-def beat(client: RuntimeHttpClient) -> Callable[[], bool]:
-    def send() -> bool:
-        try:
-            return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
-        except httpx.HTTPError:
-            return False
-
-    return send
+def beat(client: RuntimeHttpClient) -> bool:
+    try:
+        return bool(client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest()).success)
+    except httpx.HTTPError:
+        return False
 
 
 class Superseded(Exception):  # noqa: N818  # as it reads
-    def __init__(self, by: Taken) -> None:
+    def __init__(self, by: Task) -> None:
         self.by = by
 
 
 def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
-    """Carry out one task after the other until it is over. What fails is logged, and the next is taken."""
-    taken: Taken | None = None
-    busy = time.monotonic()  # when there was work last
+    """Carry out one task after the other until told to stop. What fails is logged, and the next is taken."""
+    task: Task | None = None
+    pause = Backoff(*PAUSES)
     while not over.is_set():
         try:
-            taken = taken or runtime.acquire()
+            task = task or runtime.acquire()
         except httpx.HTTPError as error:  # the node is not up yet, or is being started again
             log.debug("no tasks: %s", error)
-            over.wait(0.5)
+        if task is None:
+            over.wait(pause.next())
             continue
-        if taken is None:
-            over.wait(PAUSES[time.monotonic() - busy > LONG])
-            continue
-        this, taken = taken, None
+        this, task = task, None
         try:
             with runtime.task(this.token) as client:
                 message, context = task_input(client, runtime)
                 push_message(client, app(message, context), context)
         except Superseded as superseded:
-            taken = superseded.by
+            task = superseded.by
         except Exception as error:
             log.warning("a task was not carried out", exc_info=error)
-        busy = time.monotonic()
+        pause.reset()
 
 
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
     """The message that a task is about. A node makes the task first, and then gets the message, piece by piece.
 
-    If the connection breaks at that, nobody says so. But a node has one message in hand at a time: a newer task means
+    If the connection breaks meanwhile, nobody says so. But a node has one message in hand at a time: a newer task means
     that nothing more will come of this one.
     """
-    given = client.PullTaskInput(PullTaskInputRequest())
+    given = client.PullTaskInput(api.PullTaskInputRequest())
     context = context_from_proto(given.context)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, context.run_id, context.node_id
-    while not (trees := client.PullMessages(PullAppMessagesRequest()).message_object_trees):
+    while not (trees := client.PullMessages(api.PullAppMessagesRequest()).message_object_trees):
         await_more(runtime)
     node, run, name = Node(node_id=context.node_id), context.run_id, trees[0].object_id
-    pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+    pull = protobuf.make_pull_object_fn_protobuf(client.PullObject, node, run)
     pieces = [piece.object_id for piece in iterate_object_tree(trees[0])]
     contents: dict[str, bytes] = {}
     while missing := [piece for piece in pieces if piece not in contents]:
@@ -157,10 +142,10 @@ def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Co
             contents |= pull_objects(missing, pull, max_time=0.0)
         except ObjectPullError:
             await_more(runtime)
-    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
+    protobuf.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
     message = inflate_object_from_contents(name, contents)
     assert isinstance(message, Message)
-    message.metadata.__dict__["_message_id"] = name  # which a message as sent cannot hold
+    message.metadata.__dict__["_message_id"] = name  # a message as sent cannot hold it
     return message, context
 
 

@@ -1,8 +1,8 @@
-"""A client that is elsewhere: its pictures, its state on its own disk, and what it answers to letters.
+"""A remote client: its pictures, its states on its own disk, and its replies to messages.
 
-Its state is kept version by version, one more with each pass, until the server says that nothing older than some
-version will be asked for. So an order is always carried out from the very state that it names: once more if an answer
-was lost or the server fell back to its last checkpoint, and as if nothing had been if an answer came too late to count.
+Each pass adds a version of its state, and the server says which versions it may still ask for. So a request is always
+carried out from the very state that it names: once more if a reply was lost or the server fell back to its last
+checkpoint, and as if nothing had happened if a reply came too late to count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,24 +32,11 @@ from ..evaluation.metrics import Score
 from ..evaluation.pseudo_labels import Tally, tally
 from ..evaluation.testing import EvalSet, score_client, score_shared, score_zero_shot
 from ..labelers.base import INDEX, LABEL
-from .messages import (
-    MAX_TEXT,
-    EvaluateReply,
-    EvaluateRequest,
-    Invitation,
-    Numbered,
-    PassReply,
-    PassRequest,
-    Ready,
-    Refusal,
-    RefusalCode,
-    TensorGroups,
-    decode_message,
-    encode_message,
-)
+from ..simulation.build import Experiment
+from . import messages
 
 log = logging.getLogger("fedtailor.site")
-INVITATION = "charter.safetensors"
+INVITATION = "invitation.safetensors"
 STATE = re.compile(r"state-(\d+)-\w+-\d+")
 DIGEST = 32  # bytes at the head of a state file: the hash of the rest
 
@@ -57,10 +45,10 @@ DIGEST = 32  # bytes at the head of a state file: the hash of the rest
 class Session:
     """What a client works with in one run."""
 
-    who: int  # its number there
+    who: int  # its number in the run
     job: Job
     data: Samples
-    tests: EvalSet  # all of it the client's own
+    tests: EvalSet  # its own
     truths: Indices | None  # of its training pictures, to measure pseudo-labels by; no pass can see them
     threads: int
 
@@ -68,155 +56,153 @@ class Session:
     def zero_shot(self) -> Score:
         return score_zero_shot(self.job, self.tests)[0]
 
+    def pseudo_labels(self, client: ClientState) -> Tally | None:
+        if self.job.labeler is None or self.truths is None:
+            return None
+        none = torch.empty(0, dtype=torch.int64)
+        picture, y = (client.memory.get(name, none).numpy() for name in (INDEX, LABEL))
+        return tally(self.truths, picture, y, np.ones(len(self.truths), bool))
 
-class Refused(Exception):  # noqa: N818  # as it reads
-    def __init__(self, why: RefusalCode, text: str) -> None:
+
+def simulated_session(experiment: Experiment, k: int) -> Session:
+    """A simulated client's part of an experiment."""
+    truths = experiment.federation.dataset.train.labels
+    mine = None if truths is None else truths[experiment.federation.shares[k].train]
+    tests = experiment.tests.of_client(k)
+    return Session(k, experiment.job, experiment.client_data[k], tests, mine, experiment.run.threads)
+
+
+class Refused(UserError):  # noqa: N818  # as it reads
+    def __init__(self, why: messages.RefusalCode, text: str) -> None:
         super().__init__(text)
         self.why = why
 
 
 class RemoteClient:
-    def __init__(self, folder: Path, furnish: Callable[[Invitation], Session]) -> None:
+    def __init__(self, folder: Path, make_session: Callable[[messages.Invitation], Session]) -> None:
         self.folder = folder
-        self.furnish = furnish  # a UserError from it says why this client cannot take part
-        self.rooms: dict[str, Session] = {}
+        self.make_session = make_session  # a UserError from it says why this client cannot take part
+        self.sessions: dict[str, Session] = {}
 
-    def answer(self, data: bytes) -> bytes:
-        """The answer to any letter. Whatever goes wrong is a refusal: nobody waits in vain, and the client lives on."""
-        serial = ""
+    def handle(self, data: bytes) -> bytes:
+        """The reply to any message. Whatever goes wrong becomes a refusal, and the client lives on."""
+        request_id = ""
         try:
-            letter, tensors = decode_message(data)
-            serial = letter.serial if isinstance(letter, Numbered) else ""
-            if isinstance(letter, Invitation):
-                return self.open(letter)
-            if isinstance(letter, PassRequest):
-                return self.carry_out(letter, tensors)
-            if isinstance(letter, EvaluateRequest):
-                return self.sit(letter, tensors)
-            raise UserError("this letter is not for clients")
-        except Refused as refused:
-            log.warning("%s: %s", refused.why, refused)
-            return encode_message(Refusal(serial=serial, why=refused.why, text=str(refused)[:MAX_TEXT]))
+            message, tensors = messages.decode(data)
+            request_id = message.request_id if isinstance(message, messages.Numbered) else ""
+            if isinstance(message, messages.Invitation):
+                return self.join(message)
+            if isinstance(message, messages.PassRequest):
+                return self.run_pass(message, tensors)
+            if isinstance(message, messages.EvaluateRequest):
+                return self.evaluate(message, tensors)
+            raise UserError("this message is not for clients")
         except Exception as error:
-            log.warning("a letter could not be answered", exc_info=error)
+            why: messages.RefusalCode = error.why if isinstance(error, Refused) else "failed"
             told = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
-            return encode_message(Refusal(serial=serial, why="failed", text=told[:MAX_TEXT]))
+            log.warning("%s: %s", why, told, exc_info=error if why == "failed" else None)
+            return messages.encode(messages.Refusal(request_id=request_id, why=why, text=told[: messages.MAX_TEXT]))
 
-    def open(self, charter: Invitation) -> bytes:
-        """Get ready for a run: CLIP loaded, pictures encoded. The charter is kept for the next start."""
-        room = self.furnished(charter)
-        folder = self.folder / charter.run
+    def join(self, invitation: messages.Invitation) -> bytes:
+        """Get ready for a run: CLIP loaded, pictures encoded. The invitation is kept for the next start."""
+        session = self.open_session(invitation)
+        folder = self.folder / invitation.run
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / INVITATION, encode_message(charter))
-        log.info(
-            "run %s: ready, %d images to train on, %d to test", charter.run[:8], len(room.data), len(room.tests.labels)
-        )
-        return encode_message(Ready(samples=len(room.data), tests=len(room.tests.labels)))
+        write_atomic(folder / INVITATION, messages.encode(invitation))
+        samples, tests = len(session.data), len(session.tests.labels)
+        log.info("run %s: ready, %d images to train on, %d to test", invitation.run[:8], samples, tests)
+        return messages.encode(messages.Ready(samples=samples, tests=tests))
 
-    def furnished(self, charter: Invitation) -> Session:
-        if charter.version != __version__:
-            text = f"this client has fedtailor {__version__}, the server {charter.version}; install the same on both"
+    def open_session(self, invitation: messages.Invitation) -> Session:
+        if (theirs := invitation.version) != __version__:
+            text = f"this client has fedtailor {__version__}, the server {theirs}; install the same on both"
             raise Refused("unfit", text)
         try:
-            self.rooms = {charter.run: self.furnish(charter)}  # of one run at a time: it holds CLIP
+            self.sessions = {invitation.run: self.make_session(invitation)}  # of one run at a time: it holds CLIP
         except UserError as error:
             raise Refused("unfit", str(error)) from error
-        return self.rooms[charter.run]
+        return self.sessions[invitation.run]
 
-    def room(self, letter: PassRequest | EvaluateRequest) -> Session:
-        room = self.rooms.get(letter.run) or self.reopened(letter.run)
-        if letter.client != room.who:
-            raise UserError(f"a letter for client {letter.client} came to client {room.who}")
-        return room
+    def session(self, request: messages.Request) -> Session:
+        session = self.sessions.get(request.run) or self.reopen_session(request.run)
+        if request.client != session.who:
+            raise UserError(f"a message for client {request.client} came to client {session.who}")
+        return session
 
-    def reopened(self, run: str) -> Session:
-        """After a start anew, by the charter that was kept."""
+    def reopen_session(self, run: str) -> Session:
+        """After a restart, by the invitation that was kept."""
         file = self.folder / run / INVITATION
         try:
-            charter = decode_message(file.read_bytes())[0] if file.is_file() else None
+            invitation = messages.decode(file.read_bytes())[0] if file.is_file() else None
         except UserError:
-            charter = None  # damaged is as good as gone: it will be sent again
-        if not isinstance(charter, Invitation) or charter.run != run:
-            raise Refused("stranger", "this client has not been told of the run")
-        return self.furnished(charter)
+            invitation = None  # a damaged one is as good as none: it will be sent again
+        if not isinstance(invitation, messages.Invitation) or invitation.run != run:
+            raise Refused("unknown-run", "this client has no invitation to the run")
+        return self.open_session(invitation)
 
-    def carry_out(self, order: PassRequest, tensors: TensorGroups) -> bytes:
-        room, states = self.room(order), StateFiles(self.folder / order.run)
-        before = states.read(order.version, order.mark)
-        task = Task(order.pass_name, order.round, tensors["params"], tensors["inbox"])
-        torch.set_num_threads(room.threads)
+    def run_pass(self, request: messages.PassRequest, tensors: messages.TensorGroups) -> bytes:
+        session, states = self.session(request), StateFiles(self.folder / request.run)
+        before = states.read(request.version, request.state_id)
+        task = Task(request.pass_name, request.round, tensors["params"], tensors["inbox"])
+        torch.set_num_threads(session.threads)
         began = time.perf_counter()
-        reply, after = client_step(room.job, room.who, room.job.find_pass(task.pass_name), task, before, room.data)
-        states.write(replace(after, mark=order.serial))
-        states.forget(below=order.kept)
+        pass_ = session.job.find_pass(task.pass_name)
+        reply, after = client_step(session.job, session.who, pass_, task, before, session.data)
+        states.write(replace(after, state_id=request.request_id))
+        states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
-        log.info("run %s, round %d: %s, %.1f s", order.run[:8], order.round + 1, order.pass_name, took)
-        answer = PassReply(
-            run=order.run,
-            client=room.who,
-            serial=order.serial,
-            version=after.version,
-            samples=len(room.data),
-            seconds=took,
-            weight=reply.weight,
+        log.info("run %s, round %d: %s, %.1f s", request.run[:8], request.round + 1, request.pass_name, took)
+        message = messages.PassReply(
+            **heading(request), version=after.version, samples=len(session.data), seconds=took, weight=reply.weight
         )
-        return encode_message(answer, params=reply.params, stats=reply.stats)
+        return messages.encode(message, params=reply.params, stats=reply.stats)
 
-    def sit(self, exam: EvaluateRequest, tensors: TensorGroups) -> bytes:
-        room = self.room(exam)
-        client = StateFiles(self.folder / exam.run).read(exam.version, exam.mark)
-        server = Server(0, tensors["params"])  # in its eyes there is one client, number 0
-        torch.set_num_threads(room.threads)
-        marks = EvaluateReply(
-            run=exam.run,
-            client=room.who,
-            serial=exam.serial,
-            personal=score_client(room.job, server, 0, client, room.tests),
-            shared=score_shared(room.job, server, room.tests),
-            zero_shot=room.zero_shot,
-            pseudo=pseudo_label_tally(room, client),
+    def evaluate(self, request: messages.EvaluateRequest, tensors: messages.TensorGroups) -> bytes:
+        session = self.session(request)
+        client = StateFiles(self.folder / request.run).read(request.version, request.state_id)
+        server = Server(0, tensors["params"])  # here there is one client, number 0
+        torch.set_num_threads(session.threads)
+        message = messages.EvaluateReply(
+            **heading(request),
+            personal=score_client(session.job, server, 0, client, session.tests),
+            shared=score_shared(session.job, server, session.tests),
+            zero_shot=session.zero_shot,
+            pseudo=session.pseudo_labels(client),
         )
-        return encode_message(marks)
+        return messages.encode(message)
 
 
-def pseudo_label_tally(room: Session, client: ClientState) -> Tally | None:
-    if room.job.labeler is None or room.truths is None:
-        return None
-    memory, none = client.memory, torch.empty(0, dtype=torch.int64)
-    picture, y = (memory.get(name, none).numpy() for name in (INDEX, LABEL))
-    return tally(room.truths, picture, y, np.ones(len(room.truths), bool))
+def heading(request: messages.Request) -> dict[str, Any]:
+    """What the reply to a request begins with."""
+    return request.model_dump(include={"run", "client", "request_id"})
 
 
 class StateFiles:
     """A client's states in one run, a file each, whole or not there.
 
-    Named by version and by the order that made it: an old order that comes late cannot write over what counts.
+    Named by version and by the request that made it: an old request that comes late cannot overwrite what counts.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, version: int, mark: str) -> Path:
-        return self.folder / f"state-{version}-{mark}"
+    def path(self, version: int, state_id: str) -> Path:
+        return self.folder / f"state-{version}-{state_id}"
 
-    def read(self, version: int, mark: str) -> ClientState:
+    def read(self, version: int, state_id: str) -> ClientState:
         if version == 0:
             return ClientState()
-        path = self.path(version, mark)
+        path = self.path(version, state_id)
         data = path.read_bytes() if path.is_file() else b""
         if not data or hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
             held = ", ".join(str(version) for version, _ in self.held()) or "none"
             text = f"state {version} is {'damaged' if data else 'not here'}; of this run there are: {held}"
-            raise Refused("lost", text)
+            raise Refused("lost-state", text)
         return client_from_bytes(data[DIGEST:])
 
     def write(self, client: ClientState) -> None:
-        data, path = client_to_bytes(client), self.path(client.version, client.mark)
-        try:
-            write_atomic(path, hashlib.sha256(data).digest() + data)
-        except OSError:  # a full disk: leave no half of it
-            path.with_name(path.name + ".part").unlink(missing_ok=True)
-            raise
+        data = client_to_bytes(client)
+        write_atomic(self.path(client.version, client.state_id), hashlib.sha256(data).digest() + data)
 
     def held(self) -> list[tuple[int, Path]]:
         return sorted((int(name[1]), path) for path in self.folder.glob("*") if (name := STATE.fullmatch(path.name)))

@@ -1,8 +1,7 @@
-"""The meaning of `each` for clients that are elsewhere: orders by post, answers by a deadline.
+"""An engine whose clients are remote: requests go out over some transport, and replies count until a deadline.
 
-Here it is decided what counts. The server's ledger holds, of every client, which of its states the last counted answer
-left. An answer that is late, garbled, unfit or to another order is as if it had never been, at the client too: its next
-order names the state from before.
+The server remembers of every client which state its last counted reply left. A reply that is late, damaged, unfit or to
+another request counts for nothing, at the client too: its next request names the state from before.
 """
 
 from __future__ import annotations
@@ -13,43 +12,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..base.errors import UserError
-from ..client.job import ClientState, Job, Task
+from ..base.files import write_atomic
+from ..base.polling import Backoff
+from ..base.version import __version__
+from ..client.job import ClientState, Task
 from ..client.step import check_reply, client_step, decompressed, reply_bytes
-from ..core.types import OWN, Params, Pass, Reply, Samples, Server
+from ..core.types import OWN, Params, Pass, Reply, Server
 from ..evaluation.metrics import mean_score, score
 from ..evaluation.pseudo_labels import Quality, in_percent
 from ..evaluation.testing import score_shared
-from ..settings.round_policy import RoundPolicy
 from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
-from .messages import (
-    EvaluateReply,
-    EvaluateRequest,
-    Invitation,
-    Message,
-    Numbered,
-    PassReply,
-    PassRequest,
-    Ready,
-    Refusal,
-    TensorGroups,
-    decode_message,
-    encode_message,
-)
+from . import messages
 
-PAUSE = 0.02, 0.5  # seconds between two looks into an empty letter box: the first, and at most
-NOT_NEEDED = "not needed: enough others had answered"
-Step = Literal["again", "wait", "done"]  # write to a client again, wait for it, or be done with it, well or badly
+PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
+MAX_REPEATS = 5  # of what a client makes us send again
+NOT_NEEDED = "not needed: enough others had replied"
 
 
 @dataclass(frozen=True)
 class Received:
-    """What came from a client: a letter, or trouble. `gone`: it was not there, and may come back."""
+    """What came from a client: a message, or trouble. `gone`: it was not there, and may come back."""
 
     client: int
     data: bytes = b""
@@ -58,65 +48,89 @@ class Received:
 
 
 class Transport(Protocol):
-    """Carries letters. It may lose them, take long, and bring them in any order."""
+    """Carries messages. It may lose them, take long, and bring them in any order."""
 
-    def here(self) -> Collection[int]:
-        """The clients that can be written to now."""
+    def online(self) -> Collection[int]:
+        """The clients that can be sent to now."""
         ...
 
-    def send(self, kind: str, round_: int, letters: Mapping[int, bytes]) -> None: ...
-    def fetch(self) -> Iterable[Received]: ...
+    def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None: ...
+    def receive(self) -> Iterable[Received]: ...
     def close(self) -> None: ...
+
+
+class StateLost(UserError):  # noqa: N818  # as it reads
+    """A run cannot go on as if nothing had happened."""
 
 
 @dataclass
 class Exchange:
-    """One letter to each of some clients, and what becomes of it."""
+    """One message to each of some clients, and what becomes of it."""
 
     kind: str
     round: int
     waiting: set[int]
-    enough: int  # answers
-    write: Callable[[int], tuple[Numbered, TensorGroups]] | None = None  # None: the charter, which comes first, is all
-    take: Callable[[int, Message, TensorGroups], None] | None = None  # an error says why an answer does not count
-    sent: dict[int, tuple[str, bytes]] = field(default_factory=dict)  # serial and letter; sent again as they are
-    again: dict[int, int] = field(default_factory=dict)  # how often a client has made us write again
+    enough: int  # replies
+    # The request to a client, and what to do with its reply; an error says why that does not count. None: the exchange
+    # is about the invitation alone.
+    write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
+    take: Callable[[int, messages.Message, messages.TensorGroups], None] | None = None
+    sent: dict[int, tuple[str, bytes]] = field(default_factory=dict)  # request id and bytes; sent again as they are
+    repeats: Counter[int] = field(default_factory=Counter)  # how often a client has made us send again
     taken: set[int] = field(default_factory=set)
     trouble: dict[int, str] = field(default_factory=dict)
     unfit: set[int] = field(default_factory=set)
-    stale: set[int] = field(default_factory=set)  # who has answered earlier letters meanwhile
+    stale: set[int] = field(default_factory=set)  # who has replied to earlier requests meanwhile
 
-    def letter(self, k: int) -> bytes:
-        if k not in self.sent:
-            assert self.write is not None
-            letter, tensors = self.write(k)
-            self.sent[k] = letter.serial, encode_message(letter, **tensors)
-        return self.sent[k][1]
+    def __post_init__(self) -> None:
+        self.unsent = set(self.waiting)
 
     @property
     def over(self) -> bool:
         return not self.waiting or len(self.taken) >= self.enough
 
+    def request(self, k: int) -> bytes:
+        if k not in self.sent:
+            assert self.write is not None
+            request, tensors = self.write(k)
+            self.sent[k] = request.request_id, messages.encode(request, **tensors)
+        return self.sent[k][1]
+
+    def send_again(self, k: int) -> None:
+        self.repeats[k] += 1
+        if self.repeats[k] > MAX_REPEATS:
+            raise UserError("it asks for the same again and again")
+        self.unsent.add(k)
+
+    def finish(self, k: int, trouble: str | None = None) -> None:
+        self.waiting.discard(k)
+        self.unsent.discard(k)
+        if trouble is None:
+            self.taken.add(k)
+        else:
+            self.trouble[k] = trouble
+
 
 class RemoteEngine(Engine):
     def __init__(
         self,
-        job: Job,
-        plan: RoundPolicy,
-        post: Transport,
-        charter: Invitation,  # whoever it is addressed to
-        clients: Mapping[int, ClientState] | None = None,
-        own: Samples | None = None,  # the server's own data, which it visits itself
+        experiment: Experiment,
+        clients: Mapping[int, ClientState] | None,
+        transport: Transport,
+        run: str,  # the run's id
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        super().__init__(job, {k: ClientState() for k in range(job.clients)} | dict(clients or {}))
-        self.plan, self.post, self.charter, self.own = plan, post, charter, own
-        self.clock, self.wait, self.oversample = clock, wait, plan.oversample
-        self.told: set[int] = set()  # who has had the charter from this process
-        self.start, self.count = secrets.token_hex(4), 0  # of serial numbers
-        self.marks: dict[int, EvaluateReply] = {}  # of the last exam
-        self.absent: set[int] = set()  # who did not answer when asked last
+        every = range(experiment.job.clients)
+        super().__init__(experiment.job, {k: ClientState() for k in every} | dict(clients or {}))
+        self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
+        self.transport, self.invitation = transport, invitation_of(experiment, run)
+        self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
+        start = secrets.token_hex(4)
+        self.request_ids = (f"{start}-{n}" for n in count(1))
+        self.invited: set[int] = set()  # who has had the invitation from this process
+        self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
+        self.absent: set[int] = set()  # who did not reply when asked last
         self.begin_round((), 0)
         self.committed()
 
@@ -124,248 +138,216 @@ class RemoteEngine(Engine):
         self.kept = {k: client.version for k, client in self.clients.items()}
 
     def close(self) -> None:
-        self.post.close()
+        self.transport.close()
 
     def open(self) -> None:
-        """Tell every client of the run. All that are there must be fit for it, and there must be a quorum of them."""
+        """Invite every client. All that are there must be fit for the run, and there must be a quorum of them."""
         K = self.job.clients
-        mail = self.exchange(Exchange("query.charter", 0, set(range(K)), K))
-        told = "; ".join(f"client {k}: {why}" for k, why in sorted(mail.trouble.items()))
-        if mail.unfit:
+        done = self.carry_out(Exchange("query.invite", 0, set(range(K)), K))
+        told = "; ".join(f"client {k}: {why}" for k, why in sorted(done.trouble.items()))
+        if done.unfit:
             raise UserError(f"not all clients can take part in this run ({told})")
-        if len(mail.taken) < self.quorum(K):
-            raise UserError(f"only {len(mail.taken)} of {K} clients are ready ({told}); start the others")
+        if len(done.taken) < self.quorum(K):
+            raise UserError(f"only {len(done.taken)} of {K} clients are ready ({told}); start the others")
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
     def begin_round(self, invited: Collection[int], wanted: int) -> None:
-        self.invited, self.wanted = set(invited), wanted
+        self.cohort, self.wanted = set(invited), wanted
         self.out: set[int] = set()  # whom this round goes on without
 
     def __call__(
         self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
     ) -> dict[int, Reply]:
         tasks = self.tasks(pass_, server, cohort, inbox)
-        own = {OWN: self.visit_own(pass_, tasks.pop(OWN))} if OWN in tasks else {}
+        own = {OWN: self.own_step(pass_, tasks.pop(OWN))} if OWN in tasks else {}
         return {**own, **self.ask(tasks, self.job.pass_name(pass_), server.round)} if tasks else own
 
-    def visit_own(self, pass_: Pass, task: Task) -> Reply:
-        if self.own is None:
+    def own_step(self, pass_: Pass, task: Task) -> Reply:
+        """On the server's own data, here."""
+        if self.server_data is None:
             raise UserError("this method asks the server for data of its own; see data.server")
-        packed, self.clients[OWN] = client_step(
-            self.job, OWN, pass_, task, self.clients.get(OWN, ClientState()), self.own
-        )
+        before = self.clients.get(OWN, ClientState())
+        packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, before, self.server_data)
         return decompressed(self.job, task, packed)
 
-    def ask(self, tasks: Mapping[int, Task], address: str, round_: int) -> dict[int, Reply]:
+    def ask(self, tasks: Mapping[int, Task], name: str, round_: int) -> dict[int, Reply]:
         """The replies of those who are still in the round; too few are an error."""
         replies: dict[int, Reply] = {}
         counted: dict[int, StepLog] = {}
         before = dict(self.clients)
 
-        def write(k: int) -> tuple[PassRequest, TensorGroups]:
-            task, client = tasks[k], self.clients[k]
-            order = PassRequest(
-                **self.addressed(k),
-                version=client.version,
-                mark=client.mark,
-                kept=min(self.kept[k], client.version),
-                pass_name=task.pass_name,
-                round=task.round,
-            )
-            return order, {"params": task.params, "inbox": task.inbox}
+        def write(k: int) -> tuple[messages.PassRequest, messages.TensorGroups]:
+            task, kept = tasks[k], min(self.kept[k], self.clients[k].version)
+            request = messages.PassRequest(**self.heading(k), kept=kept, pass_name=task.pass_name, round=task.round)
+            return request, {"params": task.params, "inbox": task.inbox}
 
-        def take(k: int, letter: Message, tensors: TensorGroups) -> None:
-            if not isinstance(letter, PassReply):
-                raise UserError("it sent no answer to an order")
-            packed = Reply(tensors["params"], letter.weight, tensors["stats"])
+        def take(k: int, message: messages.Message, tensors: messages.TensorGroups) -> None:
+            if not isinstance(message, messages.PassReply):
+                raise UserError("it did not reply to a pass")
+            packed = Reply(tensors["params"], message.weight, tensors["stats"])
             reply = decompressed(self.job, tasks[k], packed)
-            check_reply(tasks[k], reply, "its answer")
-            if letter.version != self.clients[k].version + 1:
-                raise UserError(f"its answer is of state {letter.version}, not of {self.clients[k].version + 1}")
-            replies[k], self.clients[k] = reply, ClientState(version=letter.version, mark=letter.serial)
+            check_reply(tasks[k], reply, "its reply")
+            if message.version != self.clients[k].version + 1:
+                raise UserError(f"its reply is of state {message.version}, not of {self.clients[k].version + 1}")
+            replies[k], self.clients[k] = reply, ClientState(version=message.version, state_id=message.request_id)
             up, down = reply_bytes(packed), tasks[k].bytes
-            counted[k] = StepLog(round_, k, address, letter.samples, letter.weight, down, up, letter.seconds)
+            counted[k] = StepLog(round_, k, name, message.samples, message.weight, down, up, message.seconds)
 
         began = self.clock()
-        enough = min(self.wanted, len(tasks)) if self.invited.issuperset(tasks) else len(tasks)
-        mail = self.exchange(Exchange("train.order", round_, tasks.keys() - self.out, enough, write, take))
+        enough = min(self.wanted, len(tasks)) if self.cohort.issuperset(tasks) else len(tasks)
+        done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, enough, write, take))
         took = round(self.clock() - began, 4)
         for k in with_unusual_stats(replies):
-            mail.trouble[k] = "its answer has statistics of another shape than the others' have"
+            done.trouble[k] = "its reply has statistics of another shape than the others' have"
             self.clients[k] = before[k]
             del replies[k], counted[k]
         self.log += counted.values()
-        for k, why in sorted(mail.trouble.items()):
-            self.log.append(StepLog(round_, k, address, 0, 0.0, tasks[k].bytes, 0, took, why))
-        self.out |= mail.trouble.keys()
+        for k, why in sorted(done.trouble.items()):
+            self.log.append(StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why))
+        self.out |= done.trouble.keys()
         if len(replies) < (needed := self.quorum(enough)):
-            raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients answered, {needed} are needed (plan.quorum)")
+            raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
         return replies
 
     def quorum(self, of: int) -> int:
-        return max(1, math.ceil(self.plan.quorum * of - 1e-9))
+        return max(1, math.ceil(self.policy.quorum * of - 1e-9))
 
     # --- tests ------------------------------------------------------------------------------------------------------
 
     def evaluate(self, experiment: Experiment, server: Server) -> Evaluation:
-        """Every client tests its own model; one that does not answer in time, or has been away, has no score."""
-        self.marks = {}
+        """Every client tests its own model; one that does not reply in time, or has been away, has no score."""
+        self.tested = {}
 
-        def write(k: int) -> tuple[EvaluateRequest, TensorGroups]:
-            client = self.clients[k]
-            exam = EvaluateRequest(**self.addressed(k), version=client.version, mark=client.mark)
-            return exam, {"params": server.params_for(k, self.job.scopes)}
+        def write(k: int) -> tuple[messages.EvaluateRequest, messages.TensorGroups]:
+            return messages.EvaluateRequest(**self.heading(k)), {"params": server.params_for(k, self.job.scopes)}
 
-        def take(k: int, letter: Message, tensors: TensorGroups) -> None:
-            if not isinstance(letter, EvaluateReply):
-                raise UserError("it sent no marks for an exam")
-            scores = letter.personal, letter.shared, letter.zero_shot
+        def take(k: int, message: messages.Message, tensors: messages.TensorGroups) -> None:
+            if not isinstance(message, messages.EvaluateReply):
+                raise UserError("it did not reply to a test")
+            scores = message.personal, message.shared, message.zero_shot
             if any(len(it.per_class) != experiment.groups.classes for it in scores):
-                raise UserError(f"its marks are no scores of {experiment.groups.classes} classes")
-            self.marks[k] = letter
+                raise UserError(f"its scores are not scores of {experiment.groups.classes} classes")
+            self.tested[k] = message
 
         K, last = self.job.clients, server.round - 1
-        there = set(range(K)) - self.absent.difference(self.post.here() if self.absent else ())
-        mail = self.exchange(Exchange("evaluate.exam", last, there, K, write, take))
-        for k, why in sorted(mail.trouble.items()):
-            self.log.append(StepLog(last, k, "exam", 0, 0.0, 0, 0, 0.0, why))
+        there = set(range(K)) - self.absent.difference(self.transport.online() if self.absent else ())
+        done = self.carry_out(Exchange("evaluate.test", last, there, K, write, take))
+        for k, why in sorted(done.trouble.items()):
+            self.log.append(StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why))
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
-        clients = [self.marks[k].personal if k in self.marks else none for k in range(K)]
-        untuned = mean_score([marks.zero_shot for marks in self.marks.values()]) if self.marks else None
-        if len(experiment.tests.labels) or not self.marks:
+        clients = [self.tested[k].personal if k in self.tested else none for k in range(K)]
+        untuned = mean_score([reply.zero_shot for reply in self.tested.values()]) if self.tested else None
+        if len(experiment.tests.labels) or not self.tested:
             return Evaluation(score_shared(experiment.job, server, experiment.tests), clients, untuned)
-        return Evaluation(mean_score([marks.shared for marks in self.marks.values()]), clients, untuned)
+        return Evaluation(mean_score([reply.shared for reply in self.tested.values()]), clients, untuned)
 
     def pseudo_labels(self, experiment: Experiment) -> Quality | None:
-        """As of the last exam."""
-        counts = [marks.pseudo for marks in self.marks.values() if marks.pseudo is not None]
+        """As of the last test."""
+        counts = [reply.pseudo for reply in self.tested.values() if reply.pseudo is not None]
         if not counts:
             return None
         labels, right, labelled, samples = (sum(column) for column in zip(*counts, strict=True))
         return in_percent((labels, right, labelled, samples))
 
-    # --- the post ---------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------------------------
 
-    def addressed(self, k: int) -> dict[str, Any]:
-        self.count += 1
-        return {"run": self.charter.run, "client": k, "serial": f"{self.start}-{self.count}"}
+    def heading(self, k: int) -> dict[str, Any]:
+        """What every request to a client begins with: its own id, and the state that it is about."""
+        about = {"version": self.clients[k].version, "state_id": self.clients[k].state_id}
+        return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
-    def charter_for(self, k: int) -> bytes:
-        return encode_message(self.charter.model_copy(update={"client": k}))
-
-    def exchange(self, mail: Exchange) -> Exchange:
-        """Write to all, read what comes, until all or enough have answered or time is up."""
-        unsent, pause, ends = set(mail.waiting), PAUSE[0], self.clock() + self.plan.deadline
-        while not mail.over:
-            if ready := unsent.intersection(self.post.here()) if unsent else set():
-                new = ready - self.told
-                self.post.send("query.charter", mail.round, {k: self.charter_for(k) for k in sorted(new)})
-                self.post.send(mail.kind, mail.round, {k: mail.letter(k) for k in sorted(ready - new)})
-                unsent -= ready
+    def carry_out(self, exchange: Exchange) -> Exchange:
+        """Send to all, read what comes, until all or enough have replied or time is up."""
+        pause, ends = Backoff(*PAUSE), self.clock() + self.policy.deadline
+        while not exchange.over:
+            if exchange.unsent:
+                self.send(exchange, exchange.unsent.intersection(self.transport.online()))
             quiet = True
-            for arrival in self.post.fetch():
-                k = arrival.client
-                if k not in mail.waiting or mail.over:
-                    continue
-                step = self.receive(mail, arrival)
-                quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
-                if step == "again":
-                    unsent.add(k)
-                if step == "done":
-                    mail.waiting.discard(k)
-                    unsent.discard(k)
-            left = ends - self.clock()
-            if left <= 0:
+            for arrival in self.transport.receive():
+                if arrival.client in exchange.waiting and not exchange.over:
+                    self.receive(exchange, arrival)
+                    quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
+            if (left := ends - self.clock()) <= 0:
                 break
-            pause = min(2 * pause, PAUSE[1]) if quiet else PAUSE[0]
-            if quiet and not mail.over:
-                self.wait(min(pause, left))
-        self.absent = (self.absent | mail.waiting) - mail.taken
-        for k in mail.waiting:
-            late = "late: no answer in time" + (", only to an earlier letter" if k in mail.stale else "")
-            missed = "gone: it was not there, or left" if k in unsent else late
-            mail.trouble[k] = NOT_NEEDED if len(mail.taken) >= mail.enough else missed
-        return mail
+            if not quiet:
+                pause.reset()
+            elif not exchange.over:
+                self.wait(min(pause.next(), left))
+        self.absent = (self.absent | exchange.waiting) - exchange.taken
+        for k in exchange.waiting:
+            late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
+            missed = "gone: it was not there, or left" if k in exchange.unsent else late
+            exchange.trouble[k] = NOT_NEEDED if len(exchange.taken) >= exchange.enough else missed
+        return exchange
 
-    def receive(self, mail: Exchange, arrival: Received) -> Step:
-        """What to do about a client that something came from; whatever is wrong with it, it is no more than that."""
-        if arrival.gone:
-            return "again"
-        k = arrival.client
+    def send(self, exchange: Exchange, online: set[int]) -> None:
+        """The invitation where it has not been sent yet, else the request."""
+        new = sorted(online - self.invited)
+        invitations = {k: messages.encode(self.invitation.model_copy(update={"client": k})) for k in new}
+        self.transport.send("query.invite", exchange.round, invitations)
+        requests = {k: exchange.request(k) for k in sorted(online & self.invited)}
+        self.transport.send(exchange.kind, exchange.round, requests)
+        exchange.unsent -= online
+
+    def receive(self, exchange: Exchange, arrival: Received) -> None:
+        """What a client sent may be wrong in any way: that is its trouble, not the run's."""
         try:
-            step = self.read(mail, k, arrival)
+            if arrival.gone:
+                exchange.unsent.add(arrival.client)
+            else:
+                self.read(exchange, arrival.client, arrival)
         except StateLost:
             raise
-        except Exception as error:  # what comes from elsewhere may be wrong in any way
-            mail.trouble[k] = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            return "done"
-        if step == "done":
-            mail.taken.add(k)
-        return step
+        except Exception as error:
+            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            exchange.finish(arrival.client, told)
 
-    def read(self, mail: Exchange, k: int, arrival: Received) -> Step:
-        """What is not yet known to be a letter; an error if it is of no use."""
+    def read(self, exchange: Exchange, k: int, arrival: Received) -> None:
         if arrival.trouble:
             raise UserError(arrival.trouble)
-        if len(arrival.data) > self.plan.limit * 1e6:
-            raise UserError(
-                f"an answer of {len(arrival.data) / 1e6:.1f} MB is more than plan.limit={self.plan.limit:g}"
-            )
-        letter, tensors = decode_message(arrival.data)
-        serial = mail.sent[k][0] if k in mail.sent else ""
-        if isinstance(letter, Ready):
-            self.told.add(k)
-            return self.patience(mail, k) if mail.write else "done"
-        if isinstance(letter, Refusal):
-            if letter.serial not in ("", serial):
-                return self.aside(mail, k)
-            if letter.why == "stranger":
-                self.told.discard(k)
-                return self.patience(mail, k)
-            if letter.why == "lost":
-                self.restart(mail, k, letter.text)
-                return self.patience(mail, k)
-            if letter.why == "unfit":
-                mail.unfit.add(k)
-            raise UserError(letter.text)
-        if not isinstance(letter, Numbered) or (letter.run, letter.client) != (self.charter.run, k):
-            raise UserError("it answered another letter than it was sent")
-        if letter.serial != serial:
-            return self.aside(mail, k)
-        assert mail.take is not None
-        mail.take(k, letter, tensors)
-        return "done"
+        if (size := len(arrival.data) / 1e6) > self.policy.limit:
+            raise UserError(f"a reply of {size:.1f} MB is more than plan.limit={self.policy.limit:g}")
+        message, tensors = messages.decode(arrival.data)
+        due = exchange.sent[k][0] if k in exchange.sent else ""
+        if isinstance(message, messages.Ready):
+            self.invited.add(k)
+            return exchange.send_again(k) if exchange.write else exchange.finish(k)
+        if isinstance(message, messages.Refusal):
+            if message.request_id in ("", due):
+                return self.read_refusal(exchange, k, message)
+        elif not isinstance(message, messages.Numbered) or (message.run, message.client) != (self.invitation.run, k):
+            raise UserError("it replied to another message than it was sent")
+        elif exchange.take and message.request_id == due:
+            exchange.take(k, message, tensors)
+            return exchange.finish(k)
+        exchange.stale.add(k)  # to an earlier request, which no longer counts; the reply that is due may follow
+        return None
 
-    def aside(self, mail: Exchange, k: int) -> Step:
-        """It is about an earlier letter, which no longer counts; the answer that is due may be behind it."""
-        mail.stale.add(k)
-        return "wait"
+    def read_refusal(self, exchange: Exchange, k: int, refusal: messages.Refusal) -> None:
+        if refusal.why == "unknown-run":
+            self.invited.discard(k)
+        elif refusal.why == "lost-state":
+            self.restart(exchange, k, refusal.text)
+        else:
+            exchange.unfit |= {k} if refusal.why == "unfit" else set()
+            raise UserError(refusal.text)
+        exchange.send_again(k)
 
-    def patience(self, mail: Exchange, k: int) -> Step:
-        mail.again[k] = mail.again.get(k, 0) + 1
-        if mail.again[k] > 5:
-            raise UserError("it asks for the same again and again")
-        return "again"
-
-    def restart(self, mail: Exchange, k: int, text: str) -> None:
+    def restart(self, exchange: Exchange, k: int, text: str) -> None:
         """A client has lost its state: stop, or let it begin anew and write that down."""
-        if self.plan.lost == "stop":
+        if self.policy.lost == "stop":
             raise StateLost(
                 f"client {k} has lost its state ({text}). Give it back its folder and resume the run, "
                 "or resume with plan.lost=anew to let it begin anew"
             )
         self.clients[k] = ClientState()
-        mail.sent.pop(k, None)
-        why = f"began anew: {text}"
-        self.log.append(StepLog(mail.round, k, mail.kind, 0, 0.0, 0, 0, 0.0, why))
+        exchange.sent.pop(k, None)
+        self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, f"began anew: {text}"))
 
 
 def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
-    """Whose statistics are not what most others call by the same name: a method's server would break on them.
-
-    What a parameter's shape is, the server knows; of statistics only a method does.
-    """
+    """Whose statistics have another shape or type than most others' of that name, which only the method could check."""
     forms = Counter((n, v.dtype, v.shape) for reply in replies.values() for n, v in reply.stats.items())
     usual: dict[str, object] = {}
     for (name, *form), _ in forms.most_common():
@@ -373,5 +355,26 @@ def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
     return [k for k, reply in replies.items() if any([v.dtype, v.shape] != usual[n] for n, v in reply.stats.items())]
 
 
-class StateLost(UserError):  # noqa: N818  # as it reads
-    """A run cannot go on as if nothing had happened."""
+def run_id(folder: Path | None) -> str:
+    """A run's name among its clients for as long as it lives, kept in its folder."""
+    if folder is None:
+        return secrets.token_hex(16)
+    file = folder / "id"
+    if not file.is_file():
+        write_atomic(file, secrets.token_hex(16).encode())
+    return file.read_text()
+
+
+def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:
+    dataset = experiment.federation.dataset
+    return messages.Invitation(
+        run=run,
+        client=0,  # each gets its own number
+        version=__version__,
+        settings=experiment.run.to_toml(),
+        weights=experiment.weights,
+        classes=dataset.classes,
+        template=experiment.run.data.template or dataset.template,
+        normal=dataset.normal,
+        groups={name: tuple(members.tolist()) for name, members in experiment.groups.items()},
+    )

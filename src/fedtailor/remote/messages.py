@@ -1,8 +1,8 @@
-"""What goes back and forth between a server and clients that are elsewhere, as bytes.
+"""What a server and its remote clients say to each other, as bytes.
 
-A charter opens a run at a client, an order asks for a pass, an exam for a test; each is answered, if only by a refusal.
-Every order names the state that it starts from and a serial number that its answer must bear, so that nothing counts
-twice, and a client that has lost its state is noticed.
+An invitation opens a run at a client; then come requests to run a pass or to evaluate. Each gets a reply, if only a
+refusal. A request names the state that it starts from, and its reply bears the request's id: so nothing counts twice,
+and a client that has lost its state is noticed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from ..base.errors import UserError
+from ..base.validation import explain
 from ..client.codec import from_bytes, to_bytes
 from ..core.types import Params
 from ..evaluation.metrics import Score
 
 TensorGroups = dict[str, Params]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
-Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
-MAX_TEXT = 2000  # letters of a reason: it is printed and logged
-RefusalCode = Literal["unfit", "stranger", "lost", "failed"]
+RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
+MAX_TEXT = 2000  # characters of a reason: it is printed and logged
+RefusalCode = Literal["unfit", "unknown-run", "lost-state", "failed"]
 
 
 class Message(BaseModel):
-    """Strict, since it comes from elsewhere."""
+    """Strict, since it comes from another machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -35,9 +36,9 @@ class Message(BaseModel):
 class Invitation(Message):
     """All that a client needs for a run besides its own pictures and CLIP's weights."""
 
-    kind: Literal["charter"] = "charter"
-    run: RunId  # the run's name for as long as it lives
-    client: NonNegativeInt  # this client's number in it
+    kind: Literal["invitation"] = "invitation"
+    run: RunId
+    client: NonNegativeInt  # this client's number in the run
     version: str  # fedtailor's
     settings: str  # run.toml
     weights: str  # the hash of CLIP
@@ -48,68 +49,65 @@ class Invitation(Message):
 
 
 class Ready(Message):
-    """A client that can take part."""
+    """A client can take part."""
 
-    kind: Literal["present"] = "present"
+    kind: Literal["ready"] = "ready"
     samples: NonNegativeInt
     tests: NonNegativeInt
 
 
 class Numbered(Message):
+    """A request, or the reply to it."""
+
     run: RunId
     client: NonNegativeInt
-    serial: Serial
+    request_id: RequestId
 
 
-class PassRequest(Numbered):
-    """A pass to run."""
-
-    tensors: ClassVar[tuple[str, ...]] = ("params", "inbox")
-    kind: Literal["order"] = "order"
+class Request(Numbered):
     version: NonNegativeInt  # of the state to start from
-    mark: Serial | Literal[""]  # and the serial of the order that made it
+    state_id: RequestId | Literal[""]  # the request that made that state
+
+
+class PassRequest(Request):
+    tensors: ClassVar[tuple[str, ...]] = ("params", "inbox")
+    kind: Literal["pass-request"] = "pass-request"
     kept: NonNegativeInt  # no state older than this will be asked for again
     pass_name: str
     round: NonNegativeInt
 
 
 class PassReply(Numbered):
-    """What became of an order."""
-
     tensors: ClassVar[tuple[str, ...]] = ("params", "stats")
-    kind: Literal["answer"] = "answer"
+    kind: Literal["pass-reply"] = "pass-reply"
     version: NonNegativeInt  # of the state after the pass
     samples: NonNegativeInt
     seconds: NonNegativeFloat
     weight: float
 
 
-class EvaluateRequest(Numbered):
+class EvaluateRequest(Request):
     """A test on the client's own test pictures."""
 
     tensors: ClassVar[tuple[str, ...]] = ("params",)
-    kind: Literal["exam"] = "exam"
-    version: NonNegativeInt
-    mark: Serial | Literal[""]
+    kind: Literal["evaluate-request"] = "evaluate-request"
 
 
 class EvaluateReply(Numbered):
-    """How an exam went, and how right pseudo-labels are where a client knows the truth."""
-
-    kind: Literal["marks"] = "marks"
+    kind: Literal["evaluate-reply"] = "evaluate-reply"
     personal: Score  # the client's own model
     shared: Score  # what the server has for it
     zero_shot: Score
+    # Where the client knows the truth: pseudo-labels, right ones, pictures with a label, pictures.
     pseudo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
-    # labels, right ones, pictures with a label, pictures
 
 
 class Refusal(Message):
-    """Unfit: for this run at all. Stranger: to the run, whose charter is due first. Lost: the state that was named.
-    Failed: in what was asked."""
+    """The client cannot take part at all, has no invitation to the run, has lost the state that was named, or failed in
+    what was asked."""
 
     kind: Literal["refusal"] = "refusal"
-    serial: Serial | Literal[""] = ""  # of the order or exam; of a charter, or what could not be read, there is none
+    request_id: RequestId | Literal[""] = ""  # of an invitation, or what could not be read, there is none
     why: RefusalCode
     text: str = Field(max_length=MAX_TEXT)
 
@@ -122,20 +120,18 @@ ANY: TypeAdapter[Message] = TypeAdapter(
 )
 
 
-def encode_message(letter: Message, **tensors: Params) -> bytes:
-    return to_bytes(tensors, {"letter": letter.model_dump(mode="json")})
+def encode(message: Message, **tensors: Params) -> bytes:
+    return to_bytes(tensors, {"message": message.model_dump(mode="json")})
 
 
-def decode_message(data: bytes) -> tuple[Message, TensorGroups]:
-    """The letter and its tensors; an error if it is not whole, or has anything in it that is not due."""
-    groups, note = from_bytes(data, notes_due=("letter",))
+def decode(data: bytes) -> tuple[Message, TensorGroups]:
+    """The message and its tensors; an error if it is not whole, or has anything in it that is not due."""
+    groups, note = from_bytes(data, notes_due=("message",))
     try:
-        letter = ANY.validate_json(json.dumps(note["letter"]))
+        message = ANY.validate_json(json.dumps(note["message"]))
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise UserError(f"a letter is not one of ours ({where}: {problem['msg']})") from error
-    if extra := {*groups, *note} ^ {*letter.tensors, "letter"}:
-        due = ", ".join(letter.tensors) or "none"
-        raise UserError(f"a letter is not one of ours (its tensors are to be {due}; {min(extra)} is amiss)")
-    return letter, groups
+        raise UserError(f"a message is not one of ours ({explain(error, got=False)})") from error
+    if extra := {*groups, *note} ^ {*message.tensors, "message"}:
+        due = ", ".join(message.tensors) or "none"
+        raise UserError(f"a message is not one of ours (its tensors are to be {due}; {min(extra)} is amiss)")
+    return message, groups

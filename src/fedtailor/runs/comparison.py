@@ -13,7 +13,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..base.errors import UserError, unknown
-from ..base.files import write_atomic
+from ..base.files import FolderLock, write_atomic
 from ..base.version import __version__
 from ..clip.load import load
 from ..evaluation.metrics import METRICS
@@ -34,7 +34,6 @@ from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
 from . import execute
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
-from .folder import RunFolder
 from .result import PARTS
 
 NUMBERS = ("last", "last10", "best")
@@ -208,16 +207,13 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> FolderLock:
     """One process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
-    with closing(RunFolder(folder)) as lock:
-        lock.take()
-        yield
+    return FolderLock(folder)
 
 
 def check_folder(spec: ComparisonSpec, folder: Path) -> None:

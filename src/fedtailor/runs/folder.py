@@ -22,10 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..base.errors import UserError
-from ..base.files import file_hash, write_atomic
+from ..base.files import FolderLock, file_hash, write_atomic
 from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
 from ..client.job import ClientState
@@ -40,7 +38,7 @@ LOGS = ("rounds.jsonl", "clients.jsonl")
 class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.lock = FileLock(folder / ".lock")
+        self.lock = FolderLock(folder)
         self.files: dict[int, str] = {}  # client → its current state file
 
     @classmethod
@@ -52,7 +50,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
-        store.take()
+        store.lock.acquire()
         head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
         write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
         return store
@@ -79,14 +77,8 @@ class RunFolder:
                 "its numbers would not continue exactly, so run it again from its run.toml in a new folder"
             )
         store = cls(folder)
-        store.take()
+        store.lock.acquire()
         return store, read_toml(toml), about
-
-    def take(self) -> None:
-        try:
-            self.lock.acquire(timeout=0)
-        except Timeout as error:
-            raise UserError(f"another process is running in {self.folder}") from error
 
     def close(self) -> None:
         self.lock.release()

@@ -60,7 +60,7 @@ def test_no_request_is_longer_than_a_piece() -> None:
 
 @pytest.mark.parametrize(("pieces", "status"), [(1, 200), (18, 200), (19, 413), (1000, 413)])
 def test_a_message_is_refused_by_its_announcement(pieces: int, status: int) -> None:
-    """Ten pieces of a letter and eight more are let in."""
+    """Ten pieces of a message and eight more are let in."""
     body = announced(pieces)
     assert ask("/v1/fleet/push-messages", body, limit=10 * PIECE) == (status, body if status == 200 else b"")
 

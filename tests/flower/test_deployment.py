@@ -12,14 +12,14 @@ from flwr.proto.node_pb2 import NodeInfo
 from inline import inline_engine
 
 from fedtailor.base.errors import UserError
-from fedtailor.base.files import write_atomic
+from fedtailor.base.files import FolderLock, is_locked, write_atomic
 from fedtailor.cli.words import run_of
 from fedtailor.flower import queue
 from fedtailor.flower.client import SiteFolder, run_client
-from fedtailor.flower.deployment import Deployment, alone, taken
+from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.messages import GridTransport
-from fedtailor.flower.status import look, state_of
+from fedtailor.flower.status import collect, state_of
 from fedtailor.runs.folder import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -27,26 +27,26 @@ from world import world
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Deployment:
+def deployment(tmp_path: Path) -> Deployment:
     init(tmp_path / "fed", 3, ["127.0.0.1"], 19192, 19193)
     return Deployment(tmp_path / "fed")
 
 
-def order(house: Deployment, *words: str, name: str | None = None) -> str:
-    return queue.order(house, list(words), name, run_of)
+def submit(deployment: Deployment, *words: str, name: str | None = None) -> str:
+    return queue.submit(deployment, list(words), name, run_of)
 
 
-def test_a_run_is_asked_for_by_a_file(house: Deployment) -> None:
-    assert order(house, "promptfl", "rounds=2") == "promptfl-1"
-    assert order(house, "promptfl", "rounds=2", "fraction=0.5") == "promptfl-2"
-    assert house.waiting() == ["promptfl-1", "promptfl-2"]
-    run, members = house.asked("promptfl-1")
+def test_a_run_is_asked_for_by_a_file(deployment: Deployment) -> None:
+    assert submit(deployment, "promptfl", "rounds=2") == "promptfl-1"
+    assert submit(deployment, "promptfl", "rounds=2", "fraction=0.5") == "promptfl-2"
+    assert deployment.waiting() == ["promptfl-1", "promptfl-2"]
+    run, members = deployment.asked("promptfl-1")
     assert (run.clients, run.fraction, run.engine, run.rounds) == (3, 1.0, "flower", 2)
     assert members == ["client-0", "client-1", "client-2"]
-    assert house.asked("promptfl-2")[0].fraction == 0.5
-    house.done("promptfl-1")
-    assert house.waiting() == ["promptfl-2"]
-    assert [(run["name"], run["state"]) for run in look(house)["runs"]] == [("promptfl-2", "waiting")]
+    assert deployment.asked("promptfl-2")[0].fraction == 0.5
+    deployment.done("promptfl-1")
+    assert deployment.waiting() == ["promptfl-2"]
+    assert [(run["name"], run["state"]) for run in collect(deployment)["runs"]] == [("promptfl-2", "waiting")]
 
 
 @pytest.mark.parametrize(
@@ -60,59 +60,59 @@ def test_a_run_is_asked_for_by_a_file(house: Deployment) -> None:
         (["promptfl", "plan.quorum=2"], "plan.quorum"),
     ],
 )
-def test_what_cannot_run_is_not_asked_for(house: Deployment, words: list[str], told: str) -> None:
+def test_what_cannot_run_is_not_asked_for(deployment: Deployment, words: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        order(house, *words)
-    assert house.waiting() == []
+        submit(deployment, *words)
+    assert deployment.waiting() == []
 
 
-def test_names(house: Deployment) -> None:
-    order(house, "promptfl", name="mine")
+def test_names(deployment: Deployment) -> None:
+    submit(deployment, "promptfl", name="mine")
     for name, told in (("mine", "already"), ("../out", "letters, digits"), ("", "letters, digits")):
         with pytest.raises(UserError, match=told):
-            order(house, "promptfl", name=name)
+            submit(deployment, "promptfl", name=name)
 
 
-def test_going_on(house: Deployment) -> None:
+def test_going_on(deployment: Deployment) -> None:
     """Only how lost clients are dealt with may change."""
-    order(house, "promptfl", name="mine")
+    submit(deployment, "promptfl", name="mine")
     with pytest.raises(UserError, match="in the queue already"):
-        queue.resume(house, "mine", [])
-    run = house.asked("mine")[0]
-    house.done("mine", "client 1 has lost its state")
-    assert state_of(house, "mine") == "failed"
+        queue.resume(deployment, "mine", [])
+    run = deployment.asked("mine")[0]
+    deployment.done("mine", "client 1 has lost its state")
+    assert state_of(deployment, "mine") == "failed"
     with pytest.raises(UserError, match="no run 'mine' to go on with"):
-        queue.resume(house, "mine", [])
-    write_atomic(house.runs / "mine" / "run.toml", run.to_toml().encode())
+        queue.resume(deployment, "mine", [])
+    write_atomic(deployment.runs / "mine" / "run.toml", run.to_toml().encode())
     for key in ("lr=0.1", "plan.updates=int8"):
         with pytest.raises(UserError, match="cannot change in the middle"):
-            queue.resume(house, "mine", [key])
-    queue.resume(house, "mine", ["plan.lost=anew"])
-    assert house.asked("mine")[0].plan.lost == "anew"
-    assert state_of(house, "mine") == "waiting"
-    house.done("mine")
-    add_client(house.root)
+            queue.resume(deployment, "mine", [key])
+    queue.resume(deployment, "mine", ["plan.lost=anew"])
+    assert deployment.asked("mine")[0].plan.lost == "anew"
+    assert state_of(deployment, "mine") == "waiting"
+    deployment.done("mine")
+    add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
-        queue.resume(house, "mine", [])
+        queue.resume(deployment, "mine", [])
 
 
-def test_one_server_a_folder(house: Deployment) -> None:
-    assert not taken(house.folder)
-    with alone(house.folder, "server"):
-        assert taken(house.folder)
-        with pytest.raises(UserError, match="another server"), alone(house.folder, "server"):
+def test_one_server_a_folder(deployment: Deployment) -> None:
+    assert not is_locked(deployment.folder)
+    with FolderLock(deployment.folder, "server"):
+        assert is_locked(deployment.folder)
+        with pytest.raises(UserError, match="another server"), FolderLock(deployment.folder, "server"):
             pass
 
 
-def test_a_sites_folder(house: Deployment, tmp_path: Path) -> None:
-    assert SiteFolder.open(house.root, 1) == SiteFolder.open(house.root / "clients" / "client-1")
-    assert SiteFolder.open(house.root, 2).server == "127.0.0.1:19192"
+def test_a_sites_folder(deployment: Deployment, tmp_path: Path) -> None:
+    assert SiteFolder.open(deployment.root, 1) == SiteFolder.open(deployment.root / "clients" / "client-1")
+    assert SiteFolder.open(deployment.root, 2).server == "127.0.0.1:19192"
     with pytest.raises(UserError, match=r"site\.toml is not there"):
         SiteFolder.open(tmp_path)
     with pytest.raises(UserError, match="is the folder of client 1, not 2"):
-        SiteFolder.open(house.root / "clients" / "client-1", 2)
+        SiteFolder.open(deployment.root / "clients" / "client-1", 2)
     with pytest.raises(UserError, match="there are no images"):
-        run_client(SiteFolder.open(house.root, 0), f"folder:{tmp_path / 'nowhere'}")
+        run_client(SiteFolder.open(deployment.root, 0), f"folder:{tmp_path / 'nowhere'}")
 
 
 class Nodes:
@@ -135,16 +135,16 @@ class Nodes:
 def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtailor.flower.messages.Message", lambda *given, **more: SimpleNamespace())
     grid: Any = Nodes()
-    post = GridTransport(grid, lambda node: {b"k": 3}.get(node.public_key))
-    assert post.here() == {3}
-    post.send("train.order", 0, {3: b"letter"})
-    assert list(post.fetch()) == []
+    transport = GridTransport(grid, lambda node: {b"k": 3}.get(node.public_key))
+    assert transport.online() == {3}
+    transport.send("train.pass", 0, {3: b"message"})
+    assert list(transport.receive()) == []
     grid.nodes = [NodeInfo(node_id=5, public_key=b"k", last_activated_at="2")]
-    (arrival,) = post.fetch()
+    (arrival,) = transport.receive()
     assert (arrival.client, arrival.gone) == (3, True)
-    assert list(post.fetch()) == []
+    assert list(transport.receive()) == []
     grid.nodes = [NodeInfo(node_id=6, public_key=b"stranger", last_activated_at="2")]
-    assert post.here() == set()
+    assert transport.online() == set()
 
 
 def test_a_clock_that_jumps_ends_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from deployed import few, write_data
 from fedtailor.base.errors import UserError
 from fedtailor.clip.load import load
 from fedtailor.flower.sites import server_experiment, site_session
+from fedtailor.remote.engine import invitation_of
 from fedtailor.remote.messages import Invitation
-from fedtailor.remote.run import invitation_of
 from fedtailor.settings.run import make_run
 
 
@@ -28,14 +28,14 @@ def told(data: Path) -> Invitation:
 
 def test_a_site_takes_part(told: Invitation, data: Path) -> None:
     """Its labels are numbers of the federation's classes, whichever of them it holds."""
-    room = site_session(told.model_copy(update={"client": 2}), f"folder:{data / 'site-2'}")
-    assert room.who == 2
-    assert room.job.clients == 3
+    session = site_session(told.model_copy(update={"client": 2}), f"folder:{data / 'site-2'}")
+    assert session.who == 2
+    assert session.job.clients == 3
     held = {path.name for path in (data / "site-2" / "train").iterdir()}
-    names = {told.classes[label].replace(" ", "_") for label in room.data.labels.unique().tolist()}
+    names = {told.classes[label].replace(" ", "_") for label in session.data.labels.unique().tolist()}
     assert names == held
     assert told.classes == few().classes
-    assert len(room.tests.labels) == len(list((data / "site-2" / "test").rglob("*.png")))
+    assert len(session.tests.labels) == len(list((data / "site-2" / "test").rglob("*.png")))
 
 
 def test_other_weights_are_refused(told: Invitation, data: Path) -> None:
