@@ -24,6 +24,10 @@ from .kgcoop import KgCoOp
 from .local import LocalOnly
 from .pfedprompt import PFedPrompt
 from .promptfolio import PromptFolio
+from .released.capt import ReleasedCAPT
+from .released.fedavg import ReleasedFedAvg
+from .released.fedcopl import ReleasedFedCoPL
+from .released.fedpurel import ReleasedFedPuReL
 from .rucr import RUCR
 from .scaffold import Scaffold
 from .setups import (
@@ -80,23 +84,10 @@ METHODS: dict[str, Entry] = {
         tuners=("coupled+class_prompt", "coupled", "class_prompt", "text_prompt+class_prompt", "text_prompt"),
         # Four rows in all, as released, but split the other way and with a start for rare classes: decision 7.
         settings={"tuner.coupled.length": 3, "tuner.class_prompt.length": 1, "tuner.class_prompt.words": "a"},
-        presets={
-            "published": {},
-            "released": {
-                "tuner.coupled.length": 1, "tuner.class_prompt.length": 3, "tuner.class_prompt.words": "",
-                "method.floor": 0.1,
-                "method.against": "raw", "method.mask": False, "method.n_similar": 4, "method.n_diverse": 4,
-                "method.draws": 4, "method.last": False, "method.sequential": True, "data.server": "test",
-                "local.carry": "shared",
-            },
-        },
+        presets={"published": {}},
         when={
             ("", "coupled"): {"tuner.length": 4},
             ("", "class_prompt"): {"tuner.length": 4, "tuner.words": "a photo of a"},
-            ("released", "class_prompt"): {"tuner.words": ""},
-            ("released", "text_prompt+class_prompt"): {
-                "tuner.text_prompt.length": 1, "tuner.class_prompt.length": 3, "tuner.class_prompt.words": "",
-            },
             ("", "text_prompt+class_prompt"): {
                 "tuner.text_prompt.length": 3, "tuner.class_prompt.length": 1, "tuner.class_prompt.words": "a",
             },
@@ -111,19 +102,43 @@ METHODS: dict[str, Entry] = {
             "tuner.text_prompt.length": 16, "tuner.visual_prompt.length": 5, "tuner.visual_prompt.depth": 0,
             "tuner.visual_prompt.mode": "dropped",
         },
-        presets={"published": {}, "released": {"local.carry": "shared"}},
+        presets={"published": {}},
+    ),
+    "fedcopl-released": Entry(
+        ReleasedFedCoPL, "text_prompt+visual_prompt", "Guo et al., ICCV", 2025, "unlabeled",
+        "FedCoPL as released: momentum carried on from client to client",
+        tuners=("text_prompt+visual_prompt",),
+        settings={
+            **FEDCOPL_LOCAL, "local.schedule": "cosine", "local.span": 50, "labels.name": "copl",
+            "tuner.text_prompt.length": 16, "tuner.visual_prompt.length": 5, "tuner.visual_prompt.depth": 0,
+            "tuner.visual_prompt.mode": "dropped",
+        },
+    ),
+    "capt-released": Entry(
+        ReleasedCAPT, "coupled+class_prompt", "Hou et al., CVPR", 2025, "long-tailed",
+        "CAPT as released: raw prompts in the losses, clients one after the other on one model",
+        tuners=("coupled+class_prompt", "coupled", "class_prompt", "text_prompt+class_prompt", "text_prompt"),
+        settings={"tuner.coupled.length": 1, "tuner.class_prompt.length": 3, "data.server": "test"},
+        when={
+            ("", "coupled"): {"tuner.length": 4},
+            ("", "class_prompt"): {"tuner.length": 4},
+            ("", "text_prompt+class_prompt"): {"tuner.text_prompt.length": 1, "tuner.class_prompt.length": 3},
+        },
     ),
     "fedpurel": Entry(
         FedPuReL, "text_prompt", "Hou et al.", 2026, "long-tailed, personal",
         "gradients purified against zero-shot CLIP, then a personal residual",
-        presets={
-            "published": {},
-            "released": {"method.schedule": "interleaved", "method.lam": 0.99, "local.carry": "shared"},
-        },
-        when={
-            ("", "lora"): FEDPUREL_LORA,
-            ("released", "adapter"): {"method.align": "distil", "method.lam": 0.0},
-        },
+        presets={"published": {}},
+        when={("", "lora"): FEDPUREL_LORA},
+    ),
+    "fedpurel-released": Entry(
+        ReleasedFedPuReL, "text_prompt", "Hou et al.", 2026, "long-tailed, personal",
+        "FedPuReL as released: a personal pass in every round, momentum carried on from client to client",
+        when={("", "lora"): FEDPUREL_LORA, ("", "adapter"): {"method.align": "distil", "method.lam": 0.0}},
+    ),
+    "fedavg-released": Entry(
+        ReleasedFedAvg, "text_prompt", "Guo et al., IEEE TMC", 2023, "federated",
+        "FedAvg with momentum carried on from client to client, as PromptFL's code does",
     ),
     "promptfl": Entry(
         FedAvg, "text_prompt", "Guo et al., IEEE TMC", 2023, "federated prompts", "FedAvg of one text context",

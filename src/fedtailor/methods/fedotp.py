@@ -16,14 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms import optimal_transport
-from ..core.losses import task_loss
-from ..core.method import Method, branch, two_branches
-from ..core.model import Model
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import GLOBAL, LOCAL, Batch, Method, Model, Params, branch, task_loss, two_branches
 
 
 class FedOTP(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
+    share = {"global.*": GLOBAL, "local.*": LOCAL}
     reads = "patches"
     everyone_first = True
 

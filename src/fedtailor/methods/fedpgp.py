@@ -17,17 +17,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core.losses import task_loss
-from ..core.method import Method, branch
-from ..core.model import Model
-from ..core.optim import Gradient
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import GLOBAL, LOCAL, Batch, Gradient, Method, Model, Params, branch, task_loss
 
 ANCHOR = "anchor"
 
 
 class FedPGP(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # a ClassVar of the base
+    share = {"global.*": GLOBAL, "local.*": LOCAL}
     everyone_first = True
 
     rank: int = Field(4, ge=1, title="b", description="of the personal change")

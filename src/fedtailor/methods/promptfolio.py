@@ -13,15 +13,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.losses import task_loss
-from ..core.method import Method, branch, two_branches
-from ..core.model import Model
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import GLOBAL, LOCAL, Batch, Method, Model, Params, branch, task_loss, two_branches
 
 
 class PromptFolio(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
-    neutral = {"theta_mix": 0.0}  # noqa: RUF012
+    share = {"global.*": GLOBAL, "local.*": LOCAL}
+    neutral = {"theta_mix": 0.0}
     everyone_first = True
 
     theta_mix: float = Field(0.4, ge=0, le=1, title="θ", description="weight of the local prompt")

@@ -21,6 +21,7 @@ from ..clip.load import BUNDLED
 from ..core.method import Method
 from ..core.model import Tuner
 from ..core.optim import LocalTraining
+from ..core.types import OWN
 from ..data import DATASETS, FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -197,7 +198,9 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     document: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            put(document, key, value)
+            group, _, rest = key.partition(".")
+            nested = entry.method.short.get(rest) if group == "method" else None
+            put(document, f"method.{nested}" if nested else key, value)
     return resolved(document, entry)
 
 
@@ -245,7 +248,7 @@ def resolved(document: dict[str, Any], entry: Entry) -> Run:
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
     if entry.method.trains and run.rounds == 0:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
-    if ENGINES[run.engine].remote and entry.method.pooled:
+    if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
     if ENGINES[run.engine].remote and run.record:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
@@ -355,6 +358,7 @@ def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
         yield from (f"{group}.{name}" for name in kind.model_fields if name != "partition")
     yield "method.name"
     yield from (f"method.{name}" for name in entry.method.model_fields if name != "local")
+    yield from (f"method.{name}" for short in entry.method.short.items() for name in short)
     yield "tuner.name"
     tuner = document["tuner"]["name"]
     parts = tuner_names(str(tuner))

@@ -62,7 +62,7 @@ class Experiment:
             k: ClientData(self.train_features, share.train, labels, C, device, self.plain_features)
             for k, share in enumerate(self.federation.shares)
         }
-        if self.job.method.pooled:
+        if OWN in self.job.method.everyone(len(client_data)):
             return {
                 OWN: ClientData(
                     self.train_features, everything(self.federation), labels, C, device, self.plain_features
