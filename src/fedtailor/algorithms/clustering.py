@@ -6,7 +6,7 @@ Row k of d is client k's distribution over the classes. Labels count up from 0 i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +34,9 @@ class ClusterSettings(BaseModel):
     n_similar: int = Field(3, ge=1, description="similarity clusters (Fig. 6)")
     n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
 
-    def labels(self, counts: ArrayLike, seed: int) -> tuple[Labels, Labels]:
-        return self.cluster_similar(counts, seed), self.cluster_diverse(counts, seed)
+    def labels(self, counts: ArrayLike, seed: int) -> Sequence[Sequence[int]]:
+        """Both, from (K, C) counts of clients' samples."""
+        return self.cluster_similar(counts, seed).tolist(), self.cluster_diverse(counts, seed).tolist()
 
     def cluster_similar(self, counts: ArrayLike, seed: int = 0) -> Labels:
         """(K,) labels of clients with like classes, from (K, C) counts of their samples."""

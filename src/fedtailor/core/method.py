@@ -20,7 +20,7 @@ from .aggregation import weighted_mean
 from .losses import task_loss
 from .model import Model
 from .optim import Gradient, LocalTraining, gradient_of, optimise
-from .types import FIXED, GLOBAL, Batch, Each, Me, Params, Reply, Samples, Scope, Server
+from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Params, Reply, Samples, Scope, Server
 
 
 class Method(BaseModel):
@@ -107,6 +107,19 @@ class Method(BaseModel):
         return {}
 
 
+class TwoBranches(Method):
+    """A model made twice, from two draws: a "global." branch that is shared and a "local." one that stays."""
+
+    share = {"global.*": GLOBAL, "local.*": LOCAL}
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        drawn = {"global.": model.init(rng), "local.": model.init(rng)}
+        return {prefix + name: value for prefix, theta in drawn.items() for name, value in theta.items()}
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return model.logits(branch(theta, "global."), x)
+
+
 def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: bool = False) -> dict[str, Scope]:
     """The scope of every parameter. Each must match a pattern, and (unless `idle_too`) each pattern a parameter."""
     found = {name: next((p for p in share if fnmatchcase(name, p)), None) for name in names}
@@ -122,9 +135,3 @@ def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: b
 def branch(theta: Params, prefix: str) -> Params:
     """The parameters under a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in theta.items() if name.startswith(prefix)}
-
-
-def two_branches(model: Model, rng: torch.Generator) -> Params:
-    """A tuner's parameters twice, as "global." and "local." ones, from two draws."""
-    drawn = {"global.": model.init(rng), "local.": model.init(rng)}
-    return {prefix + name: value for prefix, theta in drawn.items() for name, value in theta.items()}

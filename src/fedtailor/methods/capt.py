@@ -118,12 +118,12 @@ class CAPT(Method):
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
         cohort, members, seed = sorted(replies), dict(replies), number(server.seed, "clusters", server.round)
-        alone = range(len(cohort)), range(len(cohort))
-        labels = self.clusters.labels(server.state["counts"][cohort].numpy(), seed) if self.clustering else alone
+        alone = range(len(cohort))
+        labels = self.clusters.labels(server.state["counts"][cohort], seed) if self.clustering else (alone, alone)
         for scope, label in zip((SIMILAR, DIVERSE), labels, strict=True):  # Eqs. 5, 6
-            groups = {k: int(group) for k, group in zip(cohort, label, strict=True)}
-            own = {k: {name: replies[k].params[name] for name in self.names(server.params, scope)} for k in cohort}
-            means = {g: weighted_mean({k: Reply(own[k]) for k in cohort if groups[k] == g}) for g in groups.values()}
+            groups, names = dict(zip(cohort, label, strict=True)), self.names(server.params, scope)
+            own = {k: Reply({name: replies[k].params[name] for name in names}) for k in cohort}
+            means = {g: weighted_mean({k: own[k] for k in cohort if groups[k] == g}) for g in groups.values()}
             members = {k: replace(r, params={**r.params, **means[groups[k]]}) for k, r in members.items()}
             server = server.regrouped(scope.cluster, groups, means)
         return server, members

@@ -17,13 +17,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core import GLOBAL, LOCAL, Batch, Gradient, Method, Model, Params, branch, task_loss
+from ..core import Batch, Gradient, Model, Params, TwoBranches, branch, task_loss
 
 ANCHOR = "anchor"
 
 
-class FedPGP(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}
+class FedPGP(TwoBranches):
     everyone_first = True
 
     rank: int = Field(4, ge=1, title="b", description="of the personal change")
@@ -50,9 +49,6 @@ class FedPGP(Method):
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return model.logits(personal(theta), x)
-
-    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return model.logits(branch(theta, "global."), x)
 
 
 def personal(theta: Params) -> Params:

@@ -18,14 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms.alignment import alignment
-from ..core import GLOBAL, LOCAL, Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server
+from ..core import Batch, Each, Gradient, LocalTraining, Me, Model, Params, Reply, Server, TwoBranches, branch
 from ..core.losses import task_loss
-from ..core.method import branch, two_branches
 from ..core.optim import gradient_of, gradients, optimise
 
 
-class FedPuReL(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}
+class FedPuReL(TwoBranches):
     neutral = {"projection": 0.0, "T_p": 0}
     teacher = True
 
@@ -43,9 +41,6 @@ class FedPuReL(Method):
     @property
     def personal_epochs(self) -> int:
         return self.T_p
-
-    def init(self, model: Model, rng: torch.Generator) -> Params:
-        return two_branches(model, rng)
 
     # --- phase 1: purified gradients (Alg. 1, l. 5–19) ---
 
@@ -93,9 +88,6 @@ class FedPuReL(Method):
 
     def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         return model.logits(branch(theta, "global."), x), model.logits(branch(theta, "local."), x)
-
-    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return model.logits(branch(theta, "global."), x)
 
 
 def purified(task: Params, align: Params, strength: float = 1.0, joint: bool = False) -> Params:

@@ -68,10 +68,10 @@ class RUCR(Method):
 
     def measure(self, model: Model, me: Me, theta: Params) -> Reply:
         """The sums of features by class, and of how many samples."""
-        labels, sums = me.data.labels, torch.zeros_like(theta["head.weight"])
+        sums = torch.zeros_like(theta["head.weight"])
         with torch.no_grad():
             for view in me.data.views():
-                members = F.one_hot(model.put(labels[view.index]), model.classes).T.float()  # (C, B)
+                members = F.one_hot(model.put(me.data.labels[view.index]), model.classes).T.float()  # (C, B)
                 sums += members @ model.features(theta, view.x)
         return Reply({}, stats={"sums": sums, "counts": me.data.counts()})
 
@@ -82,8 +82,8 @@ class RUCR(Method):
         if not self.weight:
             return super().loss(model, theta, batch, start)
         f = model.features(theta, batch.x, batch.rng)
-        prototypes, prior = model.put(start["prototypes"]), model.put(start["prior"])
-        return task_loss(linear_head(theta, f), batch) + self.weight * contrast(f, prototypes, prior, batch.y, self.tau)
+        pull = contrast(f, model.put(start["prototypes"]), model.put(start["prior"]), batch.y, self.tau)
+        return task_loss(linear_head(theta, f), batch) + self.weight * pull
 
     # --- classifier rectification ---
 
@@ -113,10 +113,7 @@ def rectified(theta: Params) -> Params:
 
 
 def unified(stats: Sequence[Params], last: Params) -> Params:
-    """Of each class the mean feature, and the mean of the clients' directions, both weighted by samples.
-
-    A class that no client has keeps its last one, or a zero.
-    """
+    """Of each class the mean feature, and the clients' mean direction, by samples; the last ones if nobody has it."""
     sums, counts = torch.stack([s["sums"] for s in stats]), torch.stack([s["counts"] for s in stats])[:, :, None]
     total, zero = counts.sum(0), torch.zeros_like(sums[0])
     means = {"prototypes": sums.sum(0), "directions": (counts * F.normalize(sums, dim=-1)).sum(0)}
@@ -129,9 +126,7 @@ def contrast(f: Tensor, prototypes: Tensor, prior: Tensor, y: Tensor, tau: float
     return F.cross_entropy(cosines / tau + F.one_hot(y, len(prior)) * prior, y)
 
 
-def mixed(
-    directions: Tensor, f: Tensor, n: int, lam: tuple[float, float], rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def mixed(directions: Tensor, f: Tensor, n: int, lam: tuple[float, float], rng: torch.Generator) -> tuple[Tensor, ...]:
     """n virtual features of each class that has a prototype: λ of its direction, 1 − λ of any local feature's."""
     y = directions.any(dim=1).nonzero().flatten().repeat_interleave(n)
     share = lam[0] + (lam[1] - lam[0]) * torch.rand(len(y), 1, generator=rng).to(f.device)
