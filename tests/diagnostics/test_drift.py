@@ -99,7 +99,7 @@ def test_what_stays_with_a_client_counts() -> None:
 
 def test_of_several_passes_each_parameter_has_its_own() -> None:
     """Interleaved FedPuReL trains φ_g, then φ_k; asking for labels or counts changes nothing."""
-    seen = seen_round(world("fedpurel", "text_prompt", **{"method.schedule": "interleaved"}), number=2)
+    seen = seen_round(world("fedpurel-released", "text_prompt"), number=2)
     assert seen.engine.trace is not None
     passes = [sorted(changed(seen.job, traffic)) for traffic in seen.engine.trace]
     assert passes == [["global.text.ctx"]] * 2 + [["local.text.ctx"]] * 2

@@ -82,8 +82,8 @@ class RUCR(Method):
         if not self.weight:
             return super().loss(model, theta, batch, start)
         f = model.features(theta, batch.x, batch.rng)
-        pull = contrast(f, model.put(start["prototypes"]), model.put(start["prior"]), batch.y, self.tau)
-        return task_loss(linear_head(theta, f), batch) + self.weight * pull
+        prototypes, prior = model.put(start["prototypes"]), model.put(start["prior"])
+        return task_loss(linear_head(theta, f), batch) + self.weight * contrast(f, prototypes, prior, batch.y, self.tau)
 
     # --- classifier rectification ---
 
