@@ -178,7 +178,7 @@ def test_two_phases() -> None:
 
 
 def test_interleaved() -> None:
-    """As released: every client in round 0; afterwards only the cohort's personal parts move, each against the new φ_g."""
+    """As released: all clients in round 0; then only the cohort's personal parts move, each against the new φ_g."""
     experiment = world("fedpurel-released", "text_prompt", rounds=2)
     assert experiment.rounds == 2
     method = experiment.job.method
