@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import ArrayLike
+from pydantic import ValidationError
 from scipy.cluster.hierarchy import linkage
 
 from fedtailor.algorithms.clustering import (
     CLUSTERINGS,
     DISTANCES,
     DIVERSE,
+    ClusterSettings,
+    Labels,
     by_appearance,
-    cluster_diverse,
-    cluster_similar,
     complement_distance,
     complementarity,
     proportions,
     similarity,
 )
-from fedtailor.base.errors import UserError
 from fedtailor.base.rng import number
 from golden_numbers import golden
 
@@ -35,6 +37,14 @@ PLANTED = [[30, 31, 29, 30, 30, 1, 0, 0], [0, 1, 0, 0, 0, 50, 50, 1], [60, 60, 6
 PLANTED += [[0, 0, 0, 0, 0, 1, 0, 99], [0, 1, 0, 0, 0, 90, 91, 1], [0, 0, 0, 0, 0, 1, 0, 98]]
 PLANTED += [[45, 45, 46, 44, 45, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0, 97], [0, 1, 0, 0, 0, 70, 71, 1]]
 KINDS = [0, 1, 0, 2, 1, 2, 0, 2, 1]
+
+
+def cluster_similar(counts: ArrayLike, metric: Any = "js", how: Any = "kmeans", n: int = 3, seed: int = 0) -> Labels:
+    return ClusterSettings(metric=metric, similar=how, n_similar=n).cluster_similar(counts, seed)
+
+
+def cluster_diverse(counts: ArrayLike, n: int = 4, how: Any = "linkage", seed: int = 0) -> Labels:
+    return ClusterSettings(diverse=how, n_diverse=n).cluster_diverse(counts, seed)
 
 
 def known(case: str, name: str) -> np.ndarray:
@@ -163,19 +173,31 @@ def test_who_is_alone_is_not_with_others_who_are(how: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(UserError, match="unknown distance 'jss'; did you mean 'js'"):
+    with pytest.raises(ValidationError, match=r"metric\n.*'js', 'kl', 'wasserstein', 'tv' or 'cosine'.*'jss'"):
         cluster_similar(PLANTED, "jss", "kmeans", 3, 0)
-    with pytest.raises(UserError, match="unknown clustering 'k-means'; did you mean 'kmeans'"):
+    with pytest.raises(ValidationError, match=r"similar\n.*'kmeans', 'gmm'.*'k-means'"):
         cluster_similar(PLANTED, "js", "k-means", 3, 0)
-    with pytest.raises(UserError, match="unknown diverse clustering 'gmm'; known: kmeans, linkage"):
+    with pytest.raises(ValidationError, match=r"diverse\n.*'linkage' or 'kmeans'.*'gmm'"):
         cluster_diverse(PLANTED, 3, "gmm")
 
 
+def test_every_name_can_be_chosen() -> None:
+    options = ClusterSettings.model_json_schema()["properties"]
+    assert options["metric"]["enum"] == [*DISTANCES]
+    assert options["similar"]["enum"] == [*CLUSTERINGS]
+    assert options["diverse"]["enum"] == [*DIVERSE]
+
+
 def test_no_clusters() -> None:
-    with pytest.raises(UserError, match="cannot make 0 clusters"):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
         cluster_similar(PLANTED, n=0)
-    with pytest.raises(UserError, match="cannot make 0 clusters"):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
         cluster_diverse(PLANTED, n=0)
+
+
+def test_both_at_once() -> None:
+    found = ClusterSettings(n_similar=2).labels(PLANTED, seed=5)
+    assert found == (cluster_similar(PLANTED, n=2, seed=5).tolist(), cluster_diverse(PLANTED, seed=5).tolist())
 
 
 def test_complementarity_by_hand() -> None:

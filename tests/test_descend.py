@@ -18,6 +18,7 @@ from fedtailor.client.data import ClientData
 from fedtailor.client.features import CachedFeatures
 from fedtailor.core.optim import LocalTraining, gradient_of, optimise
 from fedtailor.core.types import Batch, Params
+from fedtailor.methods.released.fedavg import ReleasedFedAvg
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -246,7 +247,7 @@ def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
 
 def test_momentum_can_be_handed_on() -> None:
     """Two clients of two steps each, momentum handed on, move as one of four steps does; without it they do not."""
-    local = LocalTraining(lr=0.1, momentum=0.5, weight_decay=0.0, carry="shared")
+    local = LocalTraining(lr=0.1, momentum=0.5, weight_decay=0.0)
     theta, velocity = {"w": torch.tensor([1.0], dtype=torch.float64)}, dict[str, Tensor]()
     for _ in range(2):
         theta = optimise(gradient_of(bowl), theta, Steps(2), local, 0, generator(0), velocity=velocity)
@@ -260,5 +261,5 @@ def test_momentum_can_be_handed_on() -> None:
 
 @pytest.mark.parametrize("settings", [{"optimiser": "adam"}, {"momentum": 0.0}])
 def test_only_sgd_has_a_momentum_to_carry(settings: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="carry needs sgd"):
-        LocalTraining.model_validate({"carry": "shared", **settings})
+    with pytest.raises(ValidationError, match=r"needs local\.optimiser=sgd and a local\.momentum above 0"):
+        ReleasedFedAvg.model_validate({"local": settings})

@@ -21,6 +21,7 @@ from fedtailor.core.optim import optimise
 from fedtailor.core.types import LOCAL, Params, Reply, Server
 from fedtailor.methods import METHODS
 from fedtailor.methods.recipe import flat
+from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation.build import Experiment
@@ -260,20 +261,21 @@ def test_engines_agree(method: str, tuner: str, engine: str) -> None:
     assert same_state(go(world(method, tuner, engine=engine)), straight(method, tuner)[1:])
 
 
-RELEASED = {
-    "capt": {"tuner": "coupled+class_prompt", "method.against": "text"},  # the tiny CLIP's widths differ
-    "fedcopl": {"tuner": "text_prompt+visual_prompt"},
-    "fedpurel": {"tuner": "text_prompt"},
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("text_prompt", {}),
+    "capt": ("coupled+class_prompt", {"method.against": "text"}),  # the tiny CLIP's widths differ
+    "fedcopl": ("text_prompt+visual_prompt", {}),
+    "fedpurel": ("text_prompt", {}),
 }
 
 
 @pytest.mark.parametrize("method", RELEASED)
-def test_released_presets_obey_too(method: str, tmp_path: Path) -> None:
+def test_released_methods_obey_too(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients one after the other, momentum carried on: still the same bits on every engine and after a stop."""
-    tuner, more = RELEASED[method]["tuner"], {k: v for k, v in RELEASED[method].items() if k != "tuner"}
+    tuner, more = RELEASED[method]
 
     def again(**settings: Any) -> Experiment:
-        return world(method, tuner, preset="released", **more, **settings)
+        return world(f"{method}-released", tuner, **more, **settings)
 
     experiment, seen = again(), list[Reply]()
 
@@ -287,7 +289,10 @@ def test_released_presets_obey_too(method: str, tmp_path: Path) -> None:
     assert any(stat.startswith("velocity.") for reply in seen for stat in reply.stats)
     assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]
     assert same_state(once, go(again(engine="posted")))
-    assert not same_state(once, go(again(**{"local.carry": "no"})))
+    descent = type(experiment.job.method).descent
+    monkeypatch.setattr(CarriedMomentum, "descent", Method.descent)  # every client starts without momentum
+    assert not same_state(once, go(again()))
+    monkeypatch.setattr(CarriedMomentum, "descent", descent)
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     next(train(again(), store))
     list(train(again(), store, resuming=True))
@@ -297,5 +302,7 @@ def test_released_presets_obey_too(method: str, tmp_path: Path) -> None:
 
 
 def test_every_method_is_under_the_laws() -> None:
-    assert {method for method, _ in combinations()} == set(METHODS)
+    released = {name for name, entry in METHODS.items() if issubclass(entry.method, CarriedMomentum)}
+    assert released == {f"{method}-released" for method in RELEASED}
+    assert {method for method, _ in combinations()} == METHODS.keys() - released
     assert settings("fedavg", "lora").tuner.options["dropout"] > 0  # a tuner that draws numbers is among them

@@ -16,10 +16,10 @@ from fedtailor.base.rng import number
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.core.method import Method
-from fedtailor.core.relay import relay
 from fedtailor.core.types import OWN, Params, Pass, Reply, Server
 from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
+from fedtailor.methods.released.relay import Relay
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation.build import Experiment
@@ -94,18 +94,16 @@ MORE: dict[str, Case] = {
     **{f"diverse {how}": ("capt", FIRST["capt"], {**CAPT, "method.diverse": how}) for how in DIVERSE},
     "capt, clients validate": ("capt", FIRST["capt"], {"method.holdout": 0.3}),  # a tenth of nine samples is none
     "capt, the server validates": ("capt", FIRST["capt"], {"data.server": 0.2}),
-    "fedpurel interleaved": ("fedpurel", "text_prompt", {"method.schedule": "interleaved"}),
     "fedgrab": ("promptfl", "text_prompt", {"rebalance": "fedgrab"}),
     "fedadam": ("promptfl", "text_prompt", {"server": "fedadam"}),
     "capt, fedadam": ("capt", FIRST["capt"], {"server": "fedadam"}),
 }
 CASES = {**PLAIN, **MORE}
 RELAYED: dict[str, Case] = {
-    "capt": ("capt", FIRST["capt"], {"preset": "released", "method.against": "text"}),
-    "fedcopl": ("fedcopl", FIRST["fedcopl"], {"preset": "released", **LABELLED}),
-    "fedpurel": ("fedpurel", "text_prompt", {"preset": "released"}),
-    "promptfl": ("promptfl", "text_prompt", {"local.carry": "shared"}),
-    "rucr": ("rucr", "head", {"local.carry": "shared", "local.momentum": 0.9}),
+    "capt": ("capt-released", FIRST["capt"], {"method.against": "text"}),
+    "fedcopl": ("fedcopl-released", FIRST["fedcopl"], LABELLED),
+    "fedpurel": ("fedpurel-released", "text_prompt", {}),
+    "fedavg": ("fedavg-released", "text_prompt", {}),
 }
 
 
@@ -167,7 +165,7 @@ def test_with_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """All rounds run through and something is learned; stopped and resumed, the same bits."""
     monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Lossy)
     straight = check_stop_and_resume(CASES[name], tmp_path)
-    assert bool(missing(straight)) != METHODS[CASES[name][0]].method.pooled
+    assert bool(missing(straight)) != (OWN in METHODS[CASES[name][0]].method.everyone(1))
 
 
 @pytest.mark.parametrize("name", RELAYED)
@@ -184,7 +182,7 @@ def test_one_client_answers(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if not METHODS[CASES[name][0]].method.pooled])
+@pytest.mark.parametrize("name", [name for name in CASES if OWN not in METHODS[CASES[name][0]].method.everyone(1)])
 def test_a_client_that_misses_the_first_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes part later, with parameters of its own where clients have some."""
     monkeypatch.setattr("fedtailor.simulation.local.LocalEngine", Late)
@@ -197,7 +195,7 @@ def test_a_client_that_misses_the_first_round(name: str, tmp_path: Path, monkeyp
     assert any(not torch.equal(value, experiment.job.start[n]) for n, value in own.items())
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if not METHODS[name].method.pooled and name != "fedcopl"])
+@pytest.mark.parametrize("name", [name for name in PLAIN if name not in ("central", "fedcopl")])
 def test_a_silent_client_is_like_one_that_was_not_drawn(name: str) -> None:
     """To the server and to all others: the same parameters, the same clusters, the same states."""
     method, tuner, more = CASES[name]
@@ -276,11 +274,12 @@ def test_a_relay_goes_past_a_silent_client() -> None:
         stats = {"velocity.a": mail.get("velocity.a", torch.zeros(1)) + 10**k}
         return {} if k == 1 else {k: Reply({"a": reached}, stats=stats)}
 
-    chain: Params = {}
-    server, replies = relay(Method().train, Server(0, {"a": torch.ones(1)}), [0, 1, 2], each, chain=chain)
-    assert [*replies] == [0, 2]
-    assert (chain["a"].item(), server.state["velocity.a"].item()) == ((1 * 2 + 0) * 2 + 2, 10**0 + 10**2)
-    server, replies = relay(Method().train, Server(0, {"a": torch.ones(1)}), [1], each)
+    train, server = Method().train, Server(0, {"a": torch.ones(1)})
+    relay = Relay(each, train, {}, chain={})
+    assert [*relay(train, server, [0, 1, 2])] == [0, 2]
+    assert relay.chain is not None
+    assert (relay.chain["a"].item(), relay.velocity["velocity.a"].item()) == ((1 * 2 + 0) * 2 + 2, 10**0 + 10**2)
+    replies = Relay(each, train, {})(train, server, [1])
     assert not replies
     assert Method().aggregate(server, replies).params["a"].item() == 1
 

@@ -57,7 +57,7 @@ PAPERS: dict[str, Case] = {
     "fedcopl": ("fedcopl", "text_prompt+visual_prompt", {}),
     "fedpurel": ("fedpurel", "text_prompt", {}),
     "the server has data of its own": ("capt", "coupled+class_prompt", {"data.server": 0.2}),
-    "momentum is handed on": ("promptfl", "text_prompt", {"local.carry": "shared"}),
+    "momentum is handed on": ("fedavg-released", "text_prompt", {}),
     "nothing is shared": ("local", "head", {}),
 }
 # For faults, what takes the least time.
@@ -887,9 +887,7 @@ def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
 
 def test_statistics_of_another_shape_are_outvoted(tmp_path: Path) -> None:
     """CAPT's label counts, one class too many: that client is out of the round, and its state as before it."""
-    experiment = world(
-        "capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"method.against": "text", "plan.quorum": 0.5}
-    )
+    experiment = world("capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"plan.quorum": 0.5})
     longer = tensors("stats", "counts", lambda v: torch.cat([v, v[:1]]))
     there = RemoteWorld(experiment, tmp_path, [Fault(says(longer), client=1, round=1, pass_name="train")])
     assert there.end() == here(experiment, (1, 1))

@@ -19,6 +19,7 @@ from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
 from fedtailor.data.partitions.iid import Iid
 from fedtailor.methods import METHODS
+from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.settings.run import GIVEN, Run, make_run
 from fedtailor.simulation.build import Experiment, assemble
 from fedtailor.tuners import TUNERS
@@ -45,10 +46,11 @@ BRIEF = {
 
 
 def combinations() -> list[tuple[str, str]]:
-    """Every method with every tuner it allows."""
+    """Every method with every tuner it allows; but for those whose clients train one after the other."""
     return [
         (name, tuner)
         for name, entry in METHODS.items()
+        if not issubclass(entry.method, CarriedMomentum)
         for tuner in (entry.tuners or [*(t for t in TUNERS if t != "none"), *JOINS])
     ]
 
@@ -87,7 +89,7 @@ def checkpoint(shape: Shape = VIT, seed: int = 0) -> Checkpoint:
 
 def settings(method: str, tuner: str, **more: Any) -> Run:
     small = {"rounds": 3, "clients": CLIENTS, "fraction": 0.6, "batch": 4, "lr": 0.01, "seed": 3, "every": 1}
-    brief = BRIEF.get(method, {})
+    brief = BRIEF.get(method.removesuffix("-released"), {})
     if more.get("labels") == GIVEN:  # then a labeler's settings are no keys
         brief = {key: value for key, value in brief.items() if not key.startswith("labels.")}
     return make_run(method, {"tuner": tuner, **SMALL.get(tuner, {}), **brief, **small, **more})

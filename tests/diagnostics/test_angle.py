@@ -56,7 +56,7 @@ def test_a_round_of_fedavg(tuner: str) -> None:
 
 def test_only_what_is_shared_is_differentiated_by() -> None:
     """FedPuReL: φ_g. FedCoPL: visual prompts, beside the text prompt that the client had when the round began."""
-    purel = seen_round(world("fedpurel", "text_prompt", **{"method.schedule": "interleaved"}), number=2)
+    purel = seen_round(world("fedpurel-released", "text_prompt"), number=2)
     theta, by = leaves(purel, purel.cohort[0])
     assert [name for name, value in theta.items() if value.requires_grad] == ["global.text.ctx"]
     assert by[0] is theta["global.text.ctx"]

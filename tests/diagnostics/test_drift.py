@@ -99,8 +99,8 @@ def test_what_stays_with_a_client_counts() -> None:
 
 def test_of_several_passes_each_parameter_has_its_own() -> None:
     """Interleaved FedPuReL trains φ_g, then φ_k; asking for labels or counts changes nothing."""
-    seen = seen_round(world("fedpurel", "text_prompt", **{"method.schedule": "interleaved"}), number=2)
-    passes = [sorted(changed(seen.job, trace)) for trace in seen.trace]
+    seen = seen_round(world("fedpurel-released", "text_prompt"), number=2)
+    passes = [sorted(changed(seen.job, traffic)) for traffic in seen.trace]
     assert passes == [["global.text.ctx"]] * 2 + [["local.text.ctx"]] * 2
     assert drift(seen)["all"]["clients"] == 2
     one = {t.client: changed(seen.job, t)["global.text.ctx"] for t in seen.trace[:2]}

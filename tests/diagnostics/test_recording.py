@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "fpl": ("fedprox", "lora", {"labels": "fpl"}, {"labels"}),
     "capt": ("capt", "coupled+class_prompt", {"fraction": 1.0}, {"clusters", "bandit"}),
     "fedcopl": ("fedcopl", "text_prompt+visual_prompt", COPL, {"labels"}),
-    "fedpurel": ("fedpurel", "text_prompt", {"method.schedule": "interleaved"}, {"branches"}),
+    "fedpurel": ("fedpurel-released", "text_prompt", {}, {"branches"}),
     "two-phase": ("fedpurel", "adapter", {"method.T_p": 1}, {"branches"}),
 }
 case = pytest.mark.parametrize(("method", "tuner", "more", "own"), CASES.values(), ids=CASES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from seen_rounds import seen_round
 
-from fedtailor.algorithms.clustering import cluster_diverse, cluster_similar
+from fedtailor.algorithms.clustering import ClusterSettings
 from fedtailor.evaluation.diagnostics.server import bandit, clusters
 from fedtailor.simulation.build import Experiment
 from world import world
@@ -25,7 +25,7 @@ def test_clusters_before_they_are_dissolved() -> None:
     seen = seen_round(capt())
     assert not seen.after.cluster_of
     counts = seen.after.state["counts"].numpy()
-    similar, diverse = cluster_similar(counts, n=2, seed=0), cluster_diverse(counts, n=3, seed=0)
+    similar, diverse = ClusterSettings(n_similar=2, n_diverse=3).labels(counts, seed=0)
     assert clusters(seen) == {
         "similar": {str(k): int(c) for k, c in enumerate(similar)},
         "diverse": {str(k): int(c) for k, c in enumerate(diverse)},
@@ -67,3 +67,13 @@ def test_the_bandit_round_by_round() -> None:
         values.append(found["values"])
     assert sum(found["pulls"].values()) == sum(a != b for a, b in pairwise(values))
     assert any(a == b for a, b in pairwise(values))  # a round without aggregation was among them
+
+
+@pytest.mark.parametrize("arms", [[1, 2], [1, 2, 3, 4, 5, 6]])
+def test_the_bandit_has_the_arms_that_were_set(arms: list[int]) -> None:
+    """Fewer than by default, or as many others."""
+    for number in (1, 2):
+        found = bandit(seen_round(capt(**{"method.arms": arms}), number))
+        assert list(found["values"]) == list(found["pulls"]) == [str(arm) for arm in arms]
+        assert set(found["arms"]) <= set(arms)
+        assert sum(found["pulls"].values()) > 0

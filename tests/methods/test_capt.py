@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.algorithms.census import class_rows
+from fedtailor.algorithms.clustering import ClusterSettings
 from fedtailor.algorithms.validation import macro_f1
 from fedtailor.base.errors import UserError
 from fedtailor.client.job import Task
+from fedtailor.core.aggregation import weighted_mean
 from fedtailor.core.losses import log_prior
-from fedtailor.core.types import OWN, Batch, Params, Reply, Server
-from fedtailor.methods.capt import CAPT, class_rows, cluster_mean, masked, raw_class_aware, raw_general
+from fedtailor.core.types import OWN, Batch, Params, Pass, Reply, Server
+from fedtailor.methods.capt import CAPT, masked
+from fedtailor.methods.released.capt import ReleasedCAPT, raw_class_aware, raw_general
+from fedtailor.privacy.base import PrivacyStep
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine
@@ -32,7 +37,7 @@ NAMES = {
     "couple.0.bias": "coupling_function.bias",
     "class.ctx": "prompt_learner.class_aware_ctx",
 }
-RELEASED = CAPT(against="raw", mask=False)
+RELEASED = ReleasedCAPT()
 TUNER = "coupled+class_prompt"
 
 
@@ -170,7 +175,7 @@ def test_released_scores_by_hand() -> None:
 def test_raw_vectors_need_equal_widths() -> None:
     """Said before any work begins: the tiny CLIP's prompts are 24 wide, its features 16."""
     with pytest.raises(UserError, match="24 wide, with image features, 16 wide"):
-        world("capt", TUNER, preset="released")
+        world("capt-released", TUNER)
 
 
 def test_log_prior_of_a_class_that_nobody_has_is_finite() -> None:
@@ -204,11 +209,11 @@ def test_golden_aggregation_step_by_step() -> None:
     for key, labels, name in (("after_sim", "sim_labels", "class.ctx"), ("after_het", "het_labels", "general.ctx")):
         for i in range(8):
             group = [k for k in range(8) if g[labels][k] == g[labels][i]]
-            mean = cluster_mean([replies[k].params for k in group], [name])
+            mean = weighted_mean({k: Reply({name: replies[k].params[name]}) for k in group})
             torch.testing.assert_close(mean[name], g[f"{key}.client{i}.{NAMES[name].split('.')[1]}"])
             members[i] = replace(members[i], params={**members[i].params, **mean})
     rows = torch.stack([members[i].params["class.ctx"] for i in range(8)])
-    ruled = class_rows(g["server_class_aware"], rows, g["proportions"], 0.1)
+    ruled = class_rows(g["server_class_aware"], rows, g["proportions"], 0.1)  # shares, of sum 1, are counts too
     torch.testing.assert_close(ruled, g["global.class_aware_ctx_rule"])
 
 
@@ -218,7 +223,7 @@ def test_golden_global_aggregation() -> None:
     clusters = {
         f"n_{name}": len(set(g[f"{key}_labels"].tolist())) for name, key in (("similar", "sim"), ("diverse", "het"))
     }
-    method = CAPT(floor=0.1, **clusters)
+    method = CAPT(floor=0.1, clusters=ClusterSettings(**clusters))
     shares = server.state["counts"].double()
     shares = shares / shares.sum(1, keepdim=True)
     assert ((shares > 0.1) == (g["proportions"] > 0.1)).all()  # rounding to counts moved none across the floor
@@ -237,8 +242,8 @@ def test_golden_global_aggregation() -> None:
 def test_class_rows_by_hand() -> None:
     """Two clients, three classes: class 0 known to both, 1 to the second alone, 2 to none (0.1 is not above 0.1)."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [3.0, 6.0, 9.0]])[:, :, None, None]
-    shares = torch.tensor([[0.9, 0.0, 0.1], [0.5, 0.45, 0.05]])
-    found = class_rows(torch.full((3, 1, 1), -1.0), rows, shares, 0.1)
+    counts = torch.tensor([[18, 0, 2], [10, 9, 1]])
+    found = class_rows(torch.full((3, 1, 1), -1.0), rows, counts, 0.1)
     assert found.flatten().tolist() == [2.0, 6.0, -1.0]
 
 
@@ -253,14 +258,16 @@ class Listening(LocalEngine):
 
     heard: list[tuple[int, Task, Reply]]
 
-    def call(self, k: int, task: Task) -> Reply:
-        reply = super().call(k, task)
+    def step(self, pass_: Pass, k: int, task: Task) -> Reply:
+        reply = super().step(pass_, k, task)
         self.heard = [*getattr(self, "heard", []), (k, task, reply)]
         return reply
 
 
-def listen(rounds: int = 3, **settings: Any) -> tuple[Experiment, list[Server], list[list[tuple[int, Task, Reply]]]]:
-    experiment = world("capt", TUNER, rounds=rounds, **settings)
+def listen(
+    method: str = "capt", rounds: int = 3, **settings: Any
+) -> tuple[Experiment, list[Server], list[list[tuple[int, Task, Reply]]]]:
+    experiment = world(method, TUNER, rounds=rounds, **settings)
     engine, server = Listening(experiment.job, experiment.client_data), experiment.job.first_server()
     servers, rounds_ = [server], []
     while server.round < experiment.rounds:
@@ -300,13 +307,14 @@ def test_no_histogram_goes_up_if_nothing_needs_it() -> None:
 
 
 def test_stats_pass_the_privacy_step() -> None:
-    """What the guard makes of a histogram is all that the server ever sees of it."""
+    """What that step makes of a histogram is all that the server ever sees of it."""
     experiment = world("capt", TUNER, rounds=1)
 
-    def blur(reply: Reply, rng: torch.Generator) -> Reply:
-        return replace(reply, stats={n: v + 7 if n == "counts" else v for n, v in reply.stats.items()})
+    class Blur(PrivacyStep):
+        def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
+            return replace(reply, stats={n: v + 7 if n == "counts" else v for n, v in reply.stats.items()})
 
-    experiment = replace(experiment, job=replace(experiment.job, guard=blur))
+    experiment = replace(experiment, job=replace(experiment.job, privacy=Blur()))
     server, _ = run_round(experiment, experiment.job.first_server(), make_engine(experiment))
     assert torch.equal(server.state["counts"], torch.from_numpy(experiment.federation.counts) + 7)
 
@@ -407,14 +415,8 @@ def test_prompts_and_coupling_are_the_tuner(tuner: str) -> None:
 
 def test_released_clients_train_one_after_the_other() -> None:
     """Each begins where the one before it stopped, over rounds too, until a global aggregation."""
-    settings = {
-        "preset": "released",
-        "method.against": "text",
-        "fraction": 1.0,
-        "method.bandit": False,
-        "method.period": 2,
-    }
-    _, servers, rounds = listen(rounds=3, **settings)
+    settings = {"method.against": "text", "fraction": 1.0, "method.bandit": False, "method.period": 2}
+    _, servers, rounds = listen("capt-released", rounds=3, **settings)
     for t in (0, 1, 2):
         trained = [(task, reply) for _, task, reply in rounds[t] if task.pass_name == "train"]
         for (_, before), (task, _) in pairwise(trained):
@@ -447,5 +449,24 @@ def test_the_bandits_rules_are_settings() -> None:
         united.append(not server.clusters)
     assert united == [True, False, True, True]
     assert server.state["values"].shape == (1,)
-    with pytest.raises(UserError, match=r"method\.arms"):
+    with pytest.raises(UserError, match=r"method\.(schedule\.)?arms"):
         world("capt", TUNER, **{"method.arms": [0]})
+
+
+def test_options_have_a_short_and_a_full_name() -> None:
+    """`method.arms` is `method.schedule.arms`; every option of the two groups has a short name, and no other."""
+    full = {"method.schedule.arms": [2], "method.clusters.n_similar": 2}
+    short = {"method.arms": [2], "method.n_similar": 2}
+    assert world("capt", TUNER, **full).run == world("capt", TUNER, **short).run
+    made = CAPT()
+    groups = {"clusters": made.clusters, "schedule": made.schedule}
+    assert set(CAPT.short.values()) == {f"{g}.{name}" for g, group in groups.items() for name in group.model_dump()}
+    assert not CAPT.short.keys() & CAPT.model_fields.keys()
+
+
+def test_defaults_of_the_released_code() -> None:
+    """Four clusters of each kind and four draws, also where another option of the group is given."""
+    made = ReleasedCAPT.model_validate({"clusters": {"metric": "kl"}, "schedule": {"arms": [1, 2]}})
+    assert (made.clusters.metric, made.clusters.n_similar, made.clusters.n_diverse) == ("kl", 4, 4)
+    assert (made.schedule.arms, made.schedule.draws) == ((1, 2), 4)
+    assert (made.floor, made.mask, made.last, made.carry, made.against) == (0.1, False, False, "shared", "raw")

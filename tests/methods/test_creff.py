@@ -162,7 +162,7 @@ def test_a_client_sends_the_gradients_of_its_classes(tuner: str) -> None:
     some = shelf.labelled((y != 2).nonzero().flatten(), y[y != 2])
     rng = torch.Generator().manual_seed(0)
     params = {n: v + 0.1 * torch.randn(v.shape, generator=rng) for n, v in job.first_server().params.items()}
-    reply, _ = client_step(job, 0, Task("train", 0, params), ClientState(), some)
+    reply, _ = client_step(job, 0, job.method.train, Task("train", 0, params), ClientState(), some)
     assert set(reply.params) == set(params) - {WEIGHT, BIAS}
     assert set(reply.stats) == {f"{c}.{part}" for c in (0, 1, 3, 4) for part in ("weight", "bias")}
     theta = {n: v.clone().requires_grad_() for n, v in params.items()}
@@ -178,9 +178,9 @@ def test_a_client_sends_the_gradients_of_its_classes(tuner: str) -> None:
 def test_a_client_without_pictures_sends_none() -> None:
     experiment = small()
     empty = experiment.client_data[0].labelled(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-    reply, _ = client_step(
-        experiment.job, 0, Task("train", 0, experiment.job.first_server().params), ClientState(), empty
-    )
+    job = experiment.job
+    task = Task("train", 0, job.first_server().params)
+    reply, _ = client_step(job, 0, job.method.train, task, ClientState(), empty)
     assert reply.stats == {}
     assert reply.weight == 0
 
@@ -223,7 +223,7 @@ def test_predictions() -> None:
     """The shared model's by the re-trained classifier, a client's own by the head that it trained."""
     experiment = small("resnet")
     job, (server, _) = experiment.job, go(experiment)
-    x = experiment.tests.pool.fetch(experiment.tests.everything)
+    x = experiment.tests.features.fetch(experiment.tests.everything)
     f = job.model.features(server.params, x)
     expected = f @ server.params[WEIGHT].T + server.params[BIAS]
     torch.testing.assert_close(job.method.predict_shared(job.model, server.params, x), expected)

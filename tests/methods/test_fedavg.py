@@ -47,9 +47,8 @@ def test_a_client_takes_e_epochs_of_n_over_b_steps() -> None:
             return super().loss(model, theta, batch, start)
 
     counted = replace(job, method=Counting(local=job.method.local))
-    reply, _ = client_step(
-        counted, 1, Task("train", 0, job.first_server().params), ClientState(), experiment.client_data[1]
-    )
+    task = Task("train", 0, job.first_server().params)
+    reply, _ = client_step(counted, 1, counted.method.train, task, ClientState(), experiment.client_data[1])
     assert len(experiment.client_data[1]) == 11
     assert [len(b.y) for b in steps] == [4] * 4
     assert reply.weight == 11

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.core.types import GLOBAL, LOCAL
+from fedtailor.core.types import GLOBAL, LOCAL, Pass
 from fedtailor.labelers.zeroshot import probabilities
 from fedtailor.methods.fedcopl import FedCoPL
 from fedtailor.settings.run import make_run
@@ -52,8 +52,8 @@ def test_eq_4_the_average_is_by_what_was_selected() -> None:
     seen = {}
 
     class Listening(LocalEngine):
-        def call(self, k: int, task: Any) -> Any:
-            reply = super().call(k, task)
+        def step(self, pass_: Pass, k: int, task: Any) -> Any:
+            reply = super().step(pass_, k, task)
             seen[k] = reply
             return reply
 

@@ -177,13 +177,14 @@ def test_a_client_knows_its_classes() -> None:
     job, shelf = experiment.job, experiment.client_data[0]
     y = shelf.labels
     some = shelf.labelled(((y == 1) | (y == 4)).nonzero().flatten(), y[(y == 1) | (y == 4)])
-    reply, client = client_step(job, 0, Task("train", 0, job.first_server().params), ClientState(), some)
+    task = Task("train", 0, job.first_server().params)
+    reply, client = client_step(job, 0, job.method.train, task, ClientState(), some)
     assert client.local["local.present"].tolist() == [0, 1, 0, 0, 1]
     assert not torch.equal(client.local["local.weight"], job.start["local.weight"])
     assert set(reply.params) == {n for n, scope in job.scopes.items() if scope == GLOBAL}
     assert not reply.stats
     theta = {**job.start, **reply.params, **client.local}
-    said = job.method.predict(job.model, theta, experiment.tests.pool.fetch(experiment.tests.everything)).argmax(1)
+    said = job.method.predict(job.model, theta, experiment.tests.features.fetch(experiment.tests.everything)).argmax(1)
     assert set(said.tolist()) <= {1, 4}
 
 
@@ -212,7 +213,7 @@ def test_the_frame_teaches_the_network() -> None:
     experiment = small(rounds=10, lr=0.1, epochs=2, **{"tuner.width": 4})
     server, _ = go(experiment)
     job, tests = experiment.job, experiment.tests
-    x, y = tests.pool.fetch(tests.everything), torch.from_numpy(tests.labels)
+    x, y = tests.features.fetch(tests.everything), torch.from_numpy(tests.labels)
 
     def loss(params: Params) -> float:
         return F.cross_entropy(job.model.features(params, x) @ job.start["etf.weight"].T, y).item()

@@ -75,7 +75,7 @@ def test_only_the_shared_prompt_predicts_for_the_server() -> None:
     model, start, x = (
         experiment.job.model,
         experiment.job.start,
-        experiment.tests.pool.fetch(experiment.tests.everything),
+        experiment.tests.features.fetch(experiment.tests.everything),
     )
     shared = experiment.job.method.predict_shared(model, start, x)
     torch.testing.assert_close(shared, model.logits({"text.ctx": start["global.text.ctx"]}, x))

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 
 from fedtailor.algorithms.alignment import alignment, temperatures
 from fedtailor.core.losses import candidate_loss, entropy, kl
+from fedtailor.core.method import branch
 from fedtailor.core.types import Batch, Params
 from fedtailor.methods import METHODS
-from fedtailor.methods.fedpurel import FedPuReL, branch, purified, residual_loss
+from fedtailor.methods.fedpurel import FedPuReL, purified, residual_loss
+from fedtailor.methods.released.fedpurel import ReleasedFedPuReL
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -176,8 +178,8 @@ def test_two_phases() -> None:
 
 
 def test_interleaved() -> None:
-    """Every client in round 0; afterwards only the cohort's personal parts move, each against the new φ_g."""
-    experiment = world("fedpurel", "text_prompt", rounds=2, **{"method.schedule": "interleaved"})
+    """As released: all clients in round 0; then only the cohort's personal parts move, each against the new φ_g."""
+    experiment = world("fedpurel-released", "text_prompt", rounds=2)
     assert experiment.rounds == 2
     method = experiment.job.method
     assert method.cohort(0, 4, 0.5, torch.Generator()) == [0, 1, 2, 3]
@@ -196,7 +198,7 @@ def test_the_shared_branch_starts_as_promptfl() -> None:
 
 def test_predictions_add_the_branches() -> None:
     experiment = world("fedpurel", "text_prompt")
-    theta, x = experiment.job.start, experiment.tests.pool.fetch(experiment.tests.everything)
+    theta, x = experiment.job.start, experiment.tests.features.fetch(experiment.tests.everything)
     model, method = experiment.job.model, experiment.job.method
     l_G, l_P = (model.logits(branch(theta, part), x) for part in ("global.", "local."))
     torch.testing.assert_close(method.predict(model, theta, x), l_G + l_P)
@@ -232,13 +234,12 @@ def test_purification_pulls_towards_zero_shot() -> None:
 
 
 def test_presets() -> None:
-    entry = METHODS["fedpurel"]
-    assert entry.method().lam == 0.9
-    assert entry.presets["released"]["method.lam"] == 0.99
-    adapter = world("fedpurel", "adapter", preset="released").run
+    assert METHODS["fedpurel"].method is FedPuReL
+    assert (FedPuReL().lam, ReleasedFedPuReL().lam) == (0.9, 0.99)
+    adapter = world("fedpurel-released", "adapter").run
     assert (adapter.method.options["align"], adapter.method.options["lam"]) == ("distil", 0.0)
-    assert adapter.local.carry == "shared"
-    prompt = world("fedpurel", "text_prompt", preset="released").run
+    assert adapter.method.options["carry"] == "shared"
+    prompt = world("fedpurel-released", "text_prompt").run
     assert (prompt.method.options["align"], prompt.method.options["lam"]) == ("tkl", 0.99)
     assert world("fedpurel", "adapter").run.method.options["align"] == "tkl"
 

@@ -26,7 +26,7 @@ def test_attention_by_hand() -> None:
 def test_a_client_begins_as_promptfl() -> None:
     experiment = world("pfedprompt")
     method, model, start = experiment.job.method, experiment.job.model, experiment.job.start
-    x = experiment.tests.pool.fetch(experiment.tests.everything)
+    x = experiment.tests.features.fetch(experiment.tests.everything)
     torch.testing.assert_close(method.predict(model, start, x), model.logits(start, x))
     changed = {**start, "local.value.bias": torch.arange(5.0)}
     more = method.predict(model, changed, x) - model.logits(start, x)

@@ -73,7 +73,7 @@ def test_central_without_labels_labels_all_of_it() -> None:
 
 def test_a_head_of_text_features_is_zero_shot() -> None:
     experiment = world("linear-probe", "head", **{"tuner.start": "text"})
-    model, x = experiment.job.model, experiment.tests.pool.fetch(experiment.tests.everything)
+    model, x = experiment.job.model, experiment.tests.features.fetch(experiment.tests.everything)
     torch.testing.assert_close(model.logits(experiment.job.start, x), model.zero_shot_logits(x))
     biased = {**experiment.job.start, "head.bias": torch.arange(5.0)}
     torch.testing.assert_close(model.logits(biased, x), model.zero_shot_logits(x) + torch.arange(5.0))
@@ -85,7 +85,7 @@ def test_fedsa_shares_one_half_of_each_delta() -> None:
     experiment = world("fedsa-lora", "lora")
     scopes = experiment.job.scopes
     assert {name[-1]: scope for name, scope in scopes.items()} == {"A": GLOBAL, "B": LOCAL}
-    zero_shot = experiment.job.model.zero_shot_logits(x := experiment.tests.pool.fetch(experiment.tests.everything))
+    zero_shot = experiment.job.model.zero_shot_logits(x := experiment.tests.features.fetch(experiment.tests.everything))
     engine = make_engine(experiment)
     server = experiment.job.first_server()
     while server.round < experiment.rounds:

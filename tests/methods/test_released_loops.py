@@ -1,4 +1,4 @@
-"""Three rounds of the released presets, end to end, against loops written the way those codes are: one model, one torch
+"""Three rounds of the released methods, end to end, against loops written the way those codes are: one model, one torch
 optimiser that lives through all clients and rounds, weights written into it. Our server side has no part in them.
 """
 
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from fedtailor.algorithms.alignment import alignment
 from fedtailor.base.rng import generator
 from fedtailor.client.job import ClientState
+from fedtailor.core.method import branch
 from fedtailor.core.types import Batch, Params
-from fedtailor.methods.fedpurel import branch
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
@@ -33,8 +33,8 @@ def ours(experiment: Experiment) -> tuple[Params, dict[int, ClientState]]:
 def batches(experiment: Experiment, t: int, k: int, pass_: str, epochs: int = 1) -> list[Batch]:
     """What client k sees in round t; it is the one thing that is random."""
     rng, local = generator(experiment.run.seed, "round", t, "client", k, pass_), experiment.run.local
-    shelf = experiment.client_data[k]
-    return [batch for _ in range(epochs) for batch in shelf.batches(local.batch, local.drop_last, rng)]
+    data = experiment.client_data[k]
+    return [batch for _ in range(epochs) for batch in data.batches(local.batch, local.drop_last, rng)]
 
 
 def load(model: Params, values: Params) -> None:
@@ -53,8 +53,7 @@ def close(found: Params, expected: Params) -> None:
 
 
 def released(method: str, tuner: str, **more: Any) -> Experiment:
-    same = {"preset": "released", "rounds": ROUNDS, "clients": CLIENTS, "fraction": 1.0}
-    return world(method, tuner, **same, **more)
+    return world(f"{method}-released", tuner, rounds=ROUNDS, clients=CLIENTS, fraction=1.0, **more)
 
 
 def test_fedpurel() -> None:
@@ -151,8 +150,8 @@ def test_fedcopl() -> None:
         "lr": 0.01,
         "local.span": 4,
     }
-    more = {"labels": "given", "local.carry": "all", "tuner.text_prompt.length": 4}
-    experiment = world(run=make_run("fedcopl", {"preset": "released", "seed": 3, **small, **more}))
+    more = {"labels": "given", "method.carry": "all", "tuner.text_prompt.length": 4}
+    experiment = world(run=make_run("fedcopl-released", {"seed": 3, **small, **more}))
     local, model = experiment.run.local, experiment.job.model
     visual = experiment.job.start["visual.ctx"]
     text = dict.fromkeys(range(CLIENTS), experiment.job.start["text.ctx"])
@@ -177,3 +176,24 @@ def test_fedcopl() -> None:
     close(found, {"visual.ctx": visual})
     for k in range(CLIENTS):
         close(clients[k].local, {"text.ctx": text[k]})
+
+
+def test_fedavg() -> None:
+    """Global prompt loaded for each client, one momentum for all, FedAvg by n_k."""
+    experiment = released("fedavg", "text_prompt")
+    local, model, server = experiment.run.local, experiment.job.model, dict(experiment.job.start)
+    live = {n: v.clone().requires_grad_() for n, v in server.items()}
+    optimiser = torch.optim.SGD(list(live.values()), local.lr, local.momentum, weight_decay=local.weight_decay)
+    for t in range(ROUNDS):
+        states, sizes = [], []
+        for k in range(CLIENTS):
+            load(live, server)
+            for batch in batches(experiment, t, k, "train"):
+                optimiser.zero_grad()
+                F.cross_entropy(model.logits(live, batch.x), batch.y).backward()
+                optimiser.step()
+            states.append({n: v.detach().clone() for n, v in live.items()})
+            sizes.append(len(experiment.client_data[k]))
+        server = mean(states, sizes)
+    found, _ = ours(experiment)
+    close(found, server)

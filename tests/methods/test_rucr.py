@@ -14,7 +14,7 @@ from fedtailor.base.rng import generator
 from fedtailor.client.job import ClientState, Task, theta_of
 from fedtailor.core.losses import log_prior
 from fedtailor.core.optim import optimise
-from fedtailor.core.types import Me, Params, Reply, Server
+from fedtailor.core.types import Me, Params, Pass, Reply, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.rucr import RUCR, contrast, mixed, unified
 from fedtailor.runs.folder import server_from_bytes, server_to_bytes
@@ -48,10 +48,10 @@ class Listening(LocalEngine):
 
     seen: list[tuple[int, Task, Reply, ClientState]]
 
-    def call(self, k: int, task: Task) -> Reply:
+    def step(self, pass_: Pass, k: int, task: Task) -> Reply:
         self.seen = getattr(self, "seen", [])
         before = self.clients[k]
-        reply = super().call(k, task)
+        reply = super().step(pass_, k, task)
         self.seen.append((k, task, reply, before))
         return reply
 
@@ -252,7 +252,7 @@ def test_predictions(tuner: str) -> None:
     experiment = small(tuner, rounds=1)
     server, _ = go(experiment)
     model, method = experiment.job.model, experiment.job.method
-    x = experiment.tests.pool.fetch(experiment.tests.everything)
+    x = experiment.tests.features.fetch(experiment.tests.everything)
     f = model.features(server.params, x)
     shared = F.linear(f, server.params["rectified.head.weight"], server.params["rectified.head.bias"])
     torch.testing.assert_close(method.predict_shared(model, server.params, x), shared)
@@ -312,8 +312,8 @@ def test_same_bits_in_any_order_and_after_a_stop(tuner: str) -> None:
     once, _ = go(experiment)
 
     class Backwards(LocalEngine):
-        def run(self, tasks: dict[int, Task]) -> dict[int, Reply]:
-            return dict(reversed(super().run(tasks).items()))
+        def __call__(self, *given: Any) -> dict[int, Reply]:
+            return dict(reversed(super().__call__(*given).items()))
 
     def end(server: Server, engine: LocalEngine) -> bytes:
         while server.round < experiment.rounds:

@@ -18,7 +18,7 @@ def test_logits_are_those_of_the_template() -> None:
         words = own.tokenizer(dataset().template.format(name.replace("_", " ")))
         ids.append([own.tokenizer.sos, *words, own.tokenizer.eot] + [0] * (75 - len(words)))
     text = F.normalize(own.clip.text.plain(torch.tensor(ids)), dim=-1)
-    x = experiment.tests.pool.fetch(experiment.tests.everything)
+    x = experiment.tests.features.fetch(experiment.tests.everything)
     expected = own.clip.scale * F.normalize(x, dim=-1) @ text.T
     torch.testing.assert_close(
         experiment.job.method.predict(experiment.job.model, {}, x), expected, atol=1e-4, rtol=1e-4

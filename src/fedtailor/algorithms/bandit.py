@@ -1,6 +1,6 @@
 """How many rounds apart the server aggregates: the bandit of CAPT (Appendix A), which learns it from rewards.
 
-Notation: a → arm, V → values, N → pulls, r → reward, η → eta, ε → epsilon where an arm is drawn, stability in Eq. 8.
+Notation: a → arm, V → values, N → pulls, r → reward, η → eta, ε → epsilon where an arm is drawn, STABILITY in Eq. 8.
 The reward, the decay of η and all constants are the released code's; the paper gives none.
 """
 
@@ -8,69 +8,106 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
+from ..base.rng import number
+from ..core import Params, Server
 
 ARMS = (1, 2, 3, 5, 7, 10)
+STABILITY = 1e-5  # ε of Eq. 8
+
+
+class BanditSettings(BaseModel):
+    """The bandit as a method's options. What it has learned is in the server's state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arms: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        ARMS, min_length=1, description="the bandit's: rounds between global aggregations"
+    )
+    epsilon: float = Field(0.1, ge=0, le=1, title="ε", description="of draws that are blind, Eq. 8")
+    bonus: float = Field(2**0.5, ge=0, title="c", description="of arms that were seldom drawn, Eq. 8")
+    eta: float = Field(0.1, gt=0, le=1, title="η", description="the bandit's first learning rate, Eq. 7")
+    decay: float = Field(0.95, gt=0, le=1, description="of η, a round")
+    draws: int = Field(1, ge=1, description="arms drawn a round, of which the last counts; released: 4")
+    holdout: float = Field(0.1, gt=0, le=0.5, description="of a client's samples, for the bandit's reward")
+
+    def draw(self, server: Server) -> tuple[Server, list[int]]:
+        """This round's arms."""
+        rng, bandit = random.Random(number(server.seed, "bandit", server.round)), Bandit.of(self, server.state)
+        arms = [bandit.draw(rng) for _ in range(self.draws)]
+        return server.remember(arms=torch.tensor(arms)), arms
+
+    def learn(self, server: Server, arms: Sequence[int], scored: tuple[float, float] | None) -> Server:
+        """From the accuracy and macro-F1 of the aggregated model, in percent; nothing if none were measured."""
+        if scored is None:
+            return server
+        past = server.state.get("history", torch.empty(0, dtype=torch.float64))
+        accuracy, bandit = scored[0], Bandit.of(self, server.state)
+        earned = reward(*scored, past.tolist())
+        for arm in arms:
+            bandit = bandit.update(arm, earned, server.round)
+        history = torch.cat([past, past.new_tensor([accuracy])])
+        return server.remember(**bandit.to_params(), history=history, reward=past.new_tensor(earned))
+
+    def describe(self, state: Params, aggregated: bool) -> dict[str, object]:
+        """This round's arms, its reward if it ended in an aggregation, and what the bandit knows of each arm."""
+        bandit, names = Bandit.of(self, state), [str(arm) for arm in self.arms]
+        return {
+            "arms": state["arms"].tolist(),
+            "aggregated": aggregated,
+            "reward": float(state["reward"]) if aggregated and "reward" in state else None,
+            "values": dict(zip(names, bandit.values, strict=True)),
+            "pulls": dict(zip(names, bandit.pulls, strict=True)),
+        }
 
 
 @dataclass(frozen=True)
 class Bandit:
-    arms: tuple[int, ...] = ARMS
-    values: tuple[float, ...] = ()  # empty: all 0, nothing was pulled yet
-    pulls: tuple[int, ...] = ()
-    epsilon: float = 0.1  # ε, how often an arm is drawn blindly
-    c: float = math.sqrt(2)  # weight of the bonus for arms that were seldom pulled
-    stability: float = 1e-5  # ε of Eq. 8
-    eta: float = 0.1  # η_0
-    decay: float = 0.95  # η_t = η_0 · decay^t
+    rules: BanditSettings
+    values: tuple[float, ...]
+    pulls: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        for name, zero in (("values", 0.0), ("pulls", 0)):
-            given = getattr(self, name) or (zero,) * len(self.arms)
-            if len(given) != len(self.arms):
-                raise UserError(f"got {len(given)} {name} for the arms {self.arms}; give one for each, or none at all")
-            object.__setattr__(self, name, given)
+    @classmethod
+    def of(cls, rules: BanditSettings, state: Params) -> Bandit:
+        """As far as a server's state says that it has learned."""
+        none = torch.zeros(len(rules.arms), dtype=torch.int64)
+        values, pulls = state.get("values", none.double()).tolist(), state.get("pulls", none).tolist()
+        if not len(values) == len(pulls) == len(rules.arms):
+            raise UserError(f"got {len(values)} values and {len(pulls)} pulls for the arms {rules.arms}")
+        return cls(rules, tuple(values), tuple(pulls))
 
     def scores(self) -> tuple[float, ...]:
         log = math.log(sum(self.pulls) + 1)  # + 1, which Eq. 8 lacks: there is a first draw
         return tuple(
-            v / (n + self.stability) + self.c * math.sqrt(log / (n + self.stability))  # Eq. 8
+            v / (n + STABILITY) + self.rules.bonus * math.sqrt(log / (n + STABILITY))  # Eq. 8
             for v, n in zip(self.values, self.pulls, strict=True)
         )
 
     def draw(self, rng: random.Random) -> int:
         """The arm with the highest score, the first of several; or, with probability ε, any."""
-        if rng.random() < self.epsilon:
-            return rng.choice(self.arms)
+        if rng.random() < self.rules.epsilon:
+            return rng.choice(self.rules.arms)
         scores = self.scores()
-        return self.arms[scores.index(max(scores))]
+        return self.rules.arms[scores.index(max(scores))]
 
     def update(self, arm: int, reward: float, t: int) -> Bandit:
         """After `arm` earned `reward` in round t."""
-        a, eta = self.arms.index(arm), self.eta * self.decay**t
+        a, eta = self.rules.arms.index(arm), self.rules.eta * self.rules.decay**t
         values, pulls = list(self.values), list(self.pulls)
         values[a] += eta * (reward - values[a])  # Eq. 7
         pulls[a] += 1
         return replace(self, values=tuple(values), pulls=tuple(pulls))
 
-    def to_params(self) -> dict[str, Tensor]:
+    def to_params(self) -> Params:
         """What it has learned, for the server's state."""
-        return {
-            "values": torch.tensor(self.values, dtype=torch.float64),
-            "pulls": torch.tensor(self.pulls, dtype=torch.int64),
-        }
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], **settings: Any) -> Bandit:
-        """A bandit that goes on from `to_params`; `settings` are the other fields, where they are not the defaults."""
-        return cls(values=tuple(params["values"].tolist()), pulls=tuple(params["pulls"].tolist()), **settings)
+        return {"values": torch.tensor(self.values, dtype=torch.float64), "pulls": torch.tensor(self.pulls)}
 
 
 def reward(accuracy: float, f1: float, history: Sequence[float]) -> float:

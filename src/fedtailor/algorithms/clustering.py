@@ -1,19 +1,17 @@
 """Which clients go together, by the classes they hold: the two clusterings of CAPT's server (Section 3.3).
 
-`cluster_similar` joins clients with like classes, `cluster_diverse` clients that complete each other.
 Row k of d is client k's distribution over the classes. Labels count up from 0 in the order in which they appear.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from ..base.errors import UserError, unknown
+from pydantic import BaseModel, ConfigDict, Field
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -23,25 +21,36 @@ TINY = 1e-10  # no probability counts as less, so that logarithms are finite
 HEAD = 0.8  # of the classes
 
 
-def cluster_similar(counts: ArrayLike, metric: str = "js", how: str = "kmeans", n: int = 3, seed: int = 0) -> Labels:
-    """(K,) labels of clients with like classes, from (K, C) counts of their samples."""
-    if how not in CLUSTERINGS:
-        raise unknown("clustering", how, CLUSTERINGS)
-    return CLUSTERINGS[how](similarity(proportions(counts), metric), n, seed)
+class ClusterSettings(BaseModel):
+    """Both clusterings as a method's options: clients with like classes, and clients that complete each other."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-def cluster_diverse(counts: ArrayLike, n: int = 4, how: str = "linkage", seed: int = 0) -> Labels:
-    """(K,) labels of clients that complete each other, from (K, C) counts of their samples."""
-    if how not in DIVERSE:
-        raise unknown("diverse clustering", how, DIVERSE)
-    return DIVERSE[how](complementarity(proportions(counts)), n, seed)
+    metric: Literal["js", "kl", "wasserstein", "tv", "cosine"] = Field("js", description="of similarity (Table 8)")
+    similar: Literal["kmeans", "gmm", "hierarchical", "spectral", "dbscan"] = Field("kmeans", description="Table 9")
+    diverse: Literal["linkage", "kmeans"] = Field(
+        "linkage", description="how complementary clients are brought together"
+    )
+    n_similar: int = Field(3, ge=1, description="similarity clusters (Fig. 6)")
+    n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
+
+    def labels(self, counts: ArrayLike, seed: int) -> Sequence[Sequence[int]]:
+        """Both, from (K, C) counts of clients' samples."""
+        return self.cluster_similar(counts, seed).tolist(), self.cluster_diverse(counts, seed).tolist()
+
+    def cluster_similar(self, counts: ArrayLike, seed: int = 0) -> Labels:
+        """(K,) labels of clients with like classes, from (K, C) counts of their samples."""
+        return CLUSTERINGS[self.similar](similarity(proportions(counts), self.metric), self.n_similar, seed)
+
+    def cluster_diverse(self, counts: ArrayLike, seed: int = 0) -> Labels:
+        """(K,) labels of clients that complete each other, from (K, C) counts of their samples."""
+        return DIVERSE[self.diverse](complementarity(proportions(counts)), self.n_diverse, seed)
 
 
 def proportions(counts: ArrayLike) -> Matrix:
-    """(K, C) distributions over the classes."""
+    """(K, C) distributions over the classes; of a client without samples, every class is as likely."""
     samples = np.asarray(counts, dtype=np.float64)
-    empty = samples.sum(axis=1, keepdims=True) == 0
-    samples = np.where(empty, 1.0, samples)  # a client without samples says nothing: every class is as likely
+    samples = np.where(samples.sum(axis=1, keepdims=True) == 0, 1.0, samples)
     return np.asarray(samples / samples.sum(axis=1, keepdims=True))
 
 
@@ -66,40 +75,27 @@ def kl(d: Matrix) -> Matrix:
     return (one_way + one_way.T) / 2
 
 
-def wasserstein(d: Matrix) -> Matrix:
-    """What it costs to move one into the other, where from the first class to the last is 1."""
-    return city_block(d.cumsum(axis=1)) / max(len(d[0]) - 1, 1)
+def pairwise(rows: Matrix, metric: Literal["cityblock", "sqeuclidean"]) -> Matrix:
+    from scipy.spatial.distance import cdist
 
-
-def total_variation(d: Matrix) -> Matrix:
-    return city_block(d) / 2
-
-
-def cosine(d: Matrix) -> Matrix:
-    unit = d / np.linalg.norm(d, axis=1, keepdims=True)
-    return np.asarray(np.square(unit[:, None] - unit[None, :]).sum(axis=-1) / 2)  # is 1 - cos
-
-
-def city_block(rows: Matrix) -> Matrix:
-    return np.asarray(np.abs(rows[:, None] - rows[None, :]).sum(axis=-1))
+    return np.asarray(cdist(rows, rows, metric))
 
 
 DISTANCES: dict[str, Callable[[Matrix], Matrix]] = {
     "js": js,
     "kl": kl,
-    "wasserstein": wasserstein,
-    "tv": total_variation,
-    "cosine": cosine,
+    # What it costs to move one into the other, where from the first class to the last is 1.
+    "wasserstein": lambda d: pairwise(d.cumsum(axis=1), "cityblock") / max(len(d[0]) - 1, 1),
+    "tv": lambda d: pairwise(d, "cityblock") / 2,
+    "cosine": lambda d: pairwise(d / np.linalg.norm(d, axis=1, keepdims=True), "sqeuclidean") / 2,  # is 1 - cos
 }
-# KL alone passes 1, up to where TINY ends it, and is divided by that. Divided by the largest of a cohort instead, two
+# KL alone exceeds 1, up to where TINY ends it, and is divided by that. Divided by the largest of a cohort instead, two
 # clients would be more or less alike depending on who else is there.
 LARGEST = {"kl": -math.log(TINY)}
 
 
 def similarity(d: Matrix, metric: str) -> Matrix:
     """(K, K), 1 between equal clients."""
-    if metric not in DISTANCES:
-        raise unknown("distance", metric, DISTANCES)
     return 1 - DISTANCES[metric](d) / LARGEST.get(metric, 1.0)
 
 
@@ -112,54 +108,23 @@ def by_appearance(labels: ArrayLike) -> Labels:
     return np.asarray(first.argsort().argsort()[which], dtype=np.int64)
 
 
-def of_distinct(fit: Clustering) -> Clustering:
-    """Leaves to `fit` what there is to choose: if n reaches the number of distinct rows, each is a cluster."""
+def of_distinct(fit: Callable[[Any, Matrix, int, int], ArrayLike]) -> Clustering:
+    """Leaves to `fit` what there is to choose: if n reaches the number of distinct rows, each is a cluster.
 
-    @wraps(fit)
+    `fit` gets scikit-learn, which is slow to import, as its first argument.
+    """
+
     def cluster(rows: Matrix, n: int, seed: int) -> Labels:
-        at_least_one(n)
         rows = rows.round(6)  # distances are squared on the way: in doubles, nearer rows can't be told apart
         distinct, which = np.unique(rows, axis=0, return_inverse=True)
         if n >= len(distinct):
             return by_appearance(which.reshape(-1))  # a column in numpy 2.0
-        return fit(rows, n, seed % 2**32)  # as large as scikit-learn takes
+        import sklearn.cluster
+        import sklearn.mixture
+
+        return by_appearance(fit(sklearn, rows, n, seed % 2**32))  # as large a seed as scikit-learn takes
 
     return cluster
-
-
-def at_least_one(n: int) -> None:
-    if n < 1:
-        raise UserError(f"cannot make {n} clusters; ask for 1 or more")
-
-
-@of_distinct
-def kmeans(S: Matrix, n: int, seed: int) -> Labels:
-    from sklearn.cluster import KMeans
-
-    return by_appearance(KMeans(n, n_init=10, random_state=seed).fit_predict(S))
-
-
-@of_distinct
-def gmm(S: Matrix, n: int, seed: int) -> Labels:
-    """At most n clusters: a component may be nobody's likeliest."""
-    from sklearn.mixture import GaussianMixture
-
-    return by_appearance(GaussianMixture(n, covariance_type="diag", random_state=seed).fit_predict(S))
-
-
-@of_distinct
-def hierarchical(S: Matrix, n: int, seed: int) -> Labels:
-    from sklearn.cluster import AgglomerativeClustering
-
-    return by_appearance(AgglomerativeClustering(n, metric="precomputed", linkage="average").fit_predict(1 - S))
-
-
-@of_distinct
-def spectral(S: Matrix, n: int, seed: int) -> Labels:
-    from sklearn.cluster import SpectralClustering
-
-    affinity = S.clip(TINY)  # not 0, which would cut the graph into pieces
-    return by_appearance(SpectralClustering(n, affinity="precomputed", random_state=seed).fit_predict(affinity))
 
 
 def dbscan(S: Matrix, n: int, seed: int) -> Labels:
@@ -172,11 +137,22 @@ def dbscan(S: Matrix, n: int, seed: int) -> Labels:
     return by_appearance(np.where(labels < 0, len(S) + np.arange(len(S)), labels))
 
 
+kmeans = of_distinct(lambda sk, S, n, seed: sk.cluster.KMeans(n, n_init=10, random_state=seed).fit_predict(S))
 CLUSTERINGS: dict[str, Clustering] = {
     "kmeans": kmeans,
-    "gmm": gmm,
-    "hierarchical": hierarchical,
-    "spectral": spectral,
+    "gmm": of_distinct(  # at most n clusters: a component may be nobody's likeliest
+        lambda sk, S, n, seed: sk.mixture.GaussianMixture(n, covariance_type="diag", random_state=seed).fit_predict(S)
+    ),
+    "hierarchical": of_distinct(
+        lambda sk, S, n, seed: sk.cluster.AgglomerativeClustering(
+            n, metric="precomputed", linkage="average"
+        ).fit_predict(1 - S)
+    ),
+    "spectral": of_distinct(  # no similarity is 0, which would cut the graph into pieces
+        lambda sk, S, n, seed: sk.cluster.SpectralClustering(n, affinity="precomputed", random_state=seed).fit_predict(
+            S.clip(TINY)
+        )
+    ),
     "dbscan": dbscan,
 }
 
@@ -187,7 +163,7 @@ CLUSTERINGS: dict[str, Clustering] = {
 def complementarity(d: Matrix) -> Matrix:
     """(K, K), near 1 where j lacks what i has, for i < j and mirrored.
 
-    Head and tail are all classes. To add them up apart, the common classes first, matters to ties alone: pairs that
+    Head and tail are all classes. Adding them up separately, the common classes first, matters only to ties: pairs that
     share no class are equally complementary, and rounding decides which is joined first, as in the released code.
     """
     common_first = d.sum(axis=0).argsort()[::-1]
@@ -207,7 +183,6 @@ def complete_linkage(comp: Matrix, n: int, seed: int) -> Labels:
     """At most n clusters: equally complementary clients are joined together."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
-    at_least_one(n)
     if len(comp) == 1:
         return by_appearance([0])
     return by_appearance(fcluster(linkage(complement_distance(comp), "complete"), n, "maxclust"))

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from .aggregation import even, weighted_mean
+from .initial import linear_init
 from .losses import log_prior, task_loss
-from .method import Method, branch, resolve, two_branches
+from .method import Method, TwoBranches, branch, resolve
 from .model import Model, Tuner
-from .optim import Gradient, LocalTraining, gradient_of, optimise
-from .types import (
-    FIXED,
-    GLOBAL,
-    LOCAL,
-    OWN,
-    Balance,
-    Batch,
-    Cluster,
-    Each,
-    Me,
-    Params,
-    Pass,
-    Reply,
-    Samples,
-    Scope,
-    Server,
-    View,
-)  # fmt: skip
+from .optim import Gradient, LocalTraining, gradient_of, gradients, optimise
+from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me, Params, Pass, Reply, Samples, Scope
+
+# isort: split
+from .types import Server, View
 
 __all__ = [
     "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Cluster", "Each", "Gradient", "LocalTraining", "Me",
-    "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner", "View", "branch", "even",
-    "gradient_of", "log_prior", "optimise", "resolve", "task_loss", "two_branches", "weighted_mean",
+    "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View",
+    "branch", "even", "gradient_of", "gradients", "linear_init", "log_prior", "optimise", "resolve", "task_loss",
+    "weighted_mean",
 ]  # fmt: skip

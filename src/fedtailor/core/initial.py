@@ -9,12 +9,9 @@ from torch import Tensor
 
 
 def linear_init(name: str, inside: int, outside: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Weight and bias as torch.nn.Linear begins: uniform in ±1/√inside."""
-
-    def uniform(*shape: int) -> Tensor:
-        return (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside)
-
-    return {f"{name}.weight": uniform(outside, inside), f"{name}.bias": uniform(outside)}
+    """Weight and bias as torch.nn.Linear starts: uniform in ±1/√inside."""
+    shapes = {f"{name}.weight": (outside, inside), f"{name}.bias": (outside,)}
+    return {key: (torch.rand(shape, generator=rng) * 2 - 1) / math.sqrt(inside) for key, shape in shapes.items()}
 
 
 def normal(shape: tuple[int, ...], rng: torch.Generator, std: float = 0.02) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .types import Batch
 
-LEAST = 1e-12  # a probability below it counts as this
+LEAST = 1e-12  # smaller probabilities count as this
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -27,10 +27,8 @@ def candidate_loss(logits: Tensor, candidates: Tensor) -> Tensor:
 
 
 def task_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy, or the candidate-set loss where a labeler gave several labels; as a rebalancer would have it."""
-    if batch.balance is not None:
-        return batch.balance.loss(logits, batch)
-    return plain_loss(logits, batch)
+    """Cross-entropy, or the candidate-set loss where a labeler gave several labels; reweighted by a rebalancer."""
+    return plain_loss(logits, batch) if batch.balance is None else batch.balance.loss(logits, batch)
 
 
 def plain_loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -40,11 +38,5 @@ def plain_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def log_prior(counts: Tensor) -> Tensor:
-    """(C,) ln π of class counts; a class that nobody has is as rare as a float can safely say."""
+    """(C,) ln π of class counts; finite even for a class that nobody has."""
     return (counts.float() / counts.sum().clamp_min(1)).clamp_min(LEAST).log()
-
-
-def angle(a: Tensor, b: Tensor) -> float:
-    """Degrees between two vectors; NaN if one of them is zero."""
-    lengths = a.norm() * b.norm()
-    return float(torch.rad2deg(torch.arccos((a.flatten() @ b.flatten() / lengths).clamp(-1, 1))))

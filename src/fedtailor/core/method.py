@@ -1,7 +1,7 @@
-"""The vocabulary in which every method is written.
+"""A federated method: FedAvg, unless it says otherwise.
 
-A method is FedAvg unless it says otherwise: it may change the loss, the client's pass, who owns which parameter, how
-the server folds replies, or the whole round. It never touches an engine, a file or another client.
+It may change the loss, the client's pass, who owns which parameter, how the server averages replies, or the whole
+round. It never touches an engine, a file or another client.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from .aggregation import weighted_mean
 from .losses import task_loss
 from .model import Model
 from .optim import Gradient, LocalTraining, gradient_of, optimise
-from .relay import handed, handed_on, relay
-from .types import FIXED, GLOBAL, LOCAL, OWN, Batch, Each, Me, Params, Pass, Reply, Samples, Scope, Server
+from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Params, Reply, Samples, Scope, Server
 
 
 class Method(BaseModel):
@@ -31,19 +30,18 @@ class Method(BaseModel):
 
     share: ClassVar[Mapping[str, Scope]] = {"*": GLOBAL}  # pattern → scope, first match wins
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values at which it must equal FedAvg bit for bit
+    short: ClassVar[Mapping[str, str]] = {}  # short spellings of nested options: "arms" → "schedule.arms"
     trains: ClassVar[bool] = True  # False: nothing is learned, no round is run
-    teacher: ClassVar[bool] = False  # True: asks for CLIP's own view of training pictures, which is then cached
-    reads: ClassVar[str] = "features"  # "patches": looks at every patch's token, not at the picture's alone
-    pooled: ClassVar[bool] = False  # True: not federated; the server trains on everyone's data
-    made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server makes, not averages
+    teacher: ClassVar[bool] = False  # True: compares with zero-shot CLIP, whose features are then cached
+    reads: ClassVar[str] = "features"  # "patches": looks at every patch's token, not only at the picture's
+    made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server computes rather than averages
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
-    short: ClassVar[Mapping[str, str]] = {}  # nested settings that may be given by one name: name → path
 
-    local: LocalTraining = LocalTraining()  # how a client descends: epochs, batch, lr …
+    local: LocalTraining = LocalTraining()  # epochs, batch, lr …
 
     @property
     def closing(self) -> int:
-        """Rounds over all clients after the last shared one."""
+        """How many rounds over all clients follow the last shared one."""
         return 0
 
     def scopes(self, theta: Params) -> dict[str, Scope]:
@@ -54,11 +52,11 @@ class Method(BaseModel):
         return model.init(rng)
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        """Of one batch; `start` is what the client was given at the beginning of its pass: parameters and inbox."""
+        """Of one batch; `start` is what the client was given when its pass began: parameters and inbox."""
         return task_loss(model.logits(theta, batch.x, batch.rng), batch)
 
     def gradient(self, model: Model, start: Params) -> Gradient:
-        """What a client follows, as a function of parameters and batch."""
+        """What a client's optimiser follows, as a function of parameters and batch."""
         return gradient_of(lambda theta, batch: self.loss(model, theta, batch, start))
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
@@ -67,41 +65,26 @@ class Method(BaseModel):
 
     def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()) -> Reply:
         """The reply of a client that follows a gradient over its data."""
-        velocity = None if self.local.carry == "no" else handed(me.inbox)
-        trained = optimise(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
-        stays = {name for name, scope in self.scopes(theta).items() if scope == LOCAL}
-        goes = handed_on(velocity or {}, without=() if self.local.carry == "all" else stays)
-        return Reply(trained, weight=len(data), stats=goes)
+        return Reply(optimise(gradient, theta, data, self.local, me.round, me.rng, fixed), weight=len(data))
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return replace(server, params={**server.params, **weighted_mean(replies)})
 
-    def everyone(self, clients: int) -> list[int]:
+    @classmethod
+    def everyone(cls, clients: int) -> list[int]:
         """All who hold training data."""
-        return [OWN] if self.pooled else list(range(clients))
+        return list(range(clients))
 
     def cohort(self, t: int, clients: int, fraction: float, rng: torch.Generator) -> list[int]:
         """Who takes part in round t: max(int(fraction · K), 1) clients, uniformly."""
-        if self.pooled or (self.everyone_first and t == 0):
-            return self.everyone(clients)
-        chosen = torch.randperm(clients, generator=rng)[: max(int(fraction * clients), 1)]
-        return sorted(chosen.tolist())
+        everyone = self.everyone(clients)
+        if self.everyone_first and t == 0:
+            return everyone
+        chosen = torch.randperm(len(everyone), generator=rng)[: max(int(fraction * len(everyone)), 1)]
+        return sorted(everyone[i] for i in chosen.tolist())
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        return self.aggregate(*self.gather(self.train, server, cohort, each))
-
-    def gather(
-        self,
-        pass_: Pass,
-        server: Server,
-        cohort: Sequence[int],
-        each: Each,
-        inbox: Mapping[int, Params] | None = None,
-    ) -> tuple[Server, dict[int, Reply]]:
-        """The cohort's replies to a pass: side by side, or one after the other where momentum is carried."""
-        if self.local.carry == "no":
-            return server, each(pass_, server, cohort, inbox)
-        return relay(pass_, server, cohort, each, inbox)
+        return self.aggregate(server, each(self.train, server, cohort))
 
     def close(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         """A closing round, over all clients."""
@@ -112,38 +95,43 @@ class Method(BaseModel):
         return model.logits(theta, x)
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        """(B, C) logits of the server's model, of what is shared alone: LOCAL parameters have their first values."""
+        """(B, C) logits of the server's model, where LOCAL parameters have their first values."""
         return self.predict(model, theta, x)
 
     def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         """(l_G, l_P), (B, C) each, of a method whose logits are the sum of a global and a personal branch's."""
         raise UserError(f"{type(self).__name__} has no global and personal branch")
 
+    def decisions(self, server: Server) -> dict[str, dict[str, object]]:
+        """What the server decided in the round that just ended, by the name of the diagnostic that records it."""
+        return {}
+
+
+class TwoBranches(Method):
+    """A model made twice, from two draws: a "global." branch that is shared and a "local." one that stays."""
+
+    share = {"global.*": GLOBAL, "local.*": LOCAL}
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        drawn = {"global.": model.init(rng), "local.": model.init(rng)}
+        return {prefix + name: value for prefix, theta in drawn.items() for name, value in theta.items()}
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return model.logits(branch(theta, "global."), x)
+
 
 def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: bool = False) -> dict[str, Scope]:
-    """The scope of every parameter. Each must match a pattern, and each pattern (but for `idle_too`) something."""
-    scopes: dict[str, Scope] = {}
-    used = set()
-    for name in names:
-        pattern = next((p for p in share if fnmatchcase(name, p)), None)
-        if pattern is not None:
-            scopes[name] = share[pattern]
-            used.add(pattern)
-    lost, idle = [n for n in names if n not in scopes], [p for p in share if p not in used]
+    """The scope of every parameter. Each must match a pattern, and (unless `idle_too`) each pattern a parameter."""
+    found = {name: next((p for p in share if fnmatchcase(name, p)), None) for name in names}
+    lost, idle = [n for n, p in found.items() if p is None], [p for p in share if p not in found.values()]
     if names and (lost or (idle and not idle_too)):
         raise UserError(
             f"share does not fit this tuner: parameters without a pattern: {', '.join(lost) or 'none'}; "
             f"patterns without a parameter: {', '.join(idle) or 'none'}; parameters are {', '.join(names)}"
         )
-    return scopes
+    return {name: share[pattern] for name, pattern in found.items() if pattern is not None}
 
 
 def branch(theta: Params, prefix: str) -> Params:
-    """The parameters under a prefix, without it: "global." and "local." where a model is made of two."""
+    """The parameters under a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in theta.items() if name.startswith(prefix)}
-
-
-def two_branches(model: Model, rng: torch.Generator) -> Params:
-    """A tuner's parameters twice, as "global." and "local." ones, from two draws."""
-    drawn = {"global.": model.init(rng), "local.": model.init(rng)}
-    return {prefix + name: value for prefix, theta in drawn.items() for name, value in theta.items()}

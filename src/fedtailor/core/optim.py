@@ -13,11 +13,11 @@ from torch import Tensor
 from .types import Batch, Params, Samples
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Gradient = Callable[["Params", "Batch"], "Params"]
+Gradient = Callable[[Params, Batch], Params]
 
 
 class LocalTraining(BaseModel):
-    """How a client descends. The defaults are those of the PromptFL family of codes."""
+    """How a client trains. The defaults are those of the PromptFL family of codes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,19 +35,12 @@ class LocalTraining(BaseModel):
     step: int = Field(1, ge=1, description="schedule=step: epochs between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="schedule=step: factor of a drop")
     clip: float = Field(0.0, ge=0, description="largest norm of a step's whole gradient; 0: unlimited")
-    carry: Literal["no", "shared", "all"] = Field(
-        "no",
-        description="hand sgd's momentum on from client to client, as released codes happen to; all: that of local "
-        "parameters too (a leak, for parity only)",
-    )
     drop_last: bool = Field(True, description="leave out an epoch's last, smaller batch (unless it is the only one)")
 
     @model_validator(mode="after")
     def fits(self) -> Self:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
-        if self.carry != "no" and (self.optimiser != "sgd" or self.momentum == 0):
-            raise ValueError("carry needs sgd with a momentum above 0")
         return self
 
     def rate(self, round_: int, epoch: int) -> float:
@@ -69,14 +62,15 @@ class LocalTraining(BaseModel):
         return kind(leaves, self.lr, self.betas, self.eps, self.weight_decay)
 
 
-def gradient_of(loss: Callable[[Params, Batch], Tensor]) -> Gradient:
-    def gradient(theta: Params, batch: Batch) -> Params:
-        # A FIXED parameter has no gradient, and neither has one that this loss doesn't reach (allow_unused).
-        names = [name for name, value in theta.items() if value.requires_grad]
-        grads = torch.autograd.grad(loss(theta, batch), [theta[n] for n in names], allow_unused=True)
-        return {name: g for name, g in zip(names, grads, strict=True) if g is not None}
+def gradients(loss: Tensor, theta: Params, retain_graph: bool = False) -> Params:
+    """By name. A FIXED parameter has none, and neither has one that this loss does not reach (allow_unused)."""
+    names = [name for name, value in theta.items() if value.requires_grad]
+    found = torch.autograd.grad(loss, [theta[n] for n in names], retain_graph=retain_graph, allow_unused=True)
+    return {name: g for name, g in zip(names, found, strict=True) if g is not None}
 
-    return gradient
+
+def gradient_of(loss: Callable[[Params, Batch], Tensor]) -> Gradient:
+    return lambda theta, batch: gradients(loss(theta, batch), theta)
 
 
 def optimise(
@@ -89,9 +83,9 @@ def optimise(
     fixed: Collection[str] = (),
     velocity: Params | None = None,
 ) -> Params:
-    """Follow a gradient over a client's batches, from theta; theta itself is left as it was.
+    """Where an optimiser gets to from theta, which stays as it was, along a gradient over a client's batches.
 
-    `velocity` is a momentum to begin with; afterwards it holds the last one.
+    `velocity` is sgd's momentum to begin with; afterwards it holds the last one.
     """
     now = {name: value.detach().clone().requires_grad_(name not in fixed) for name, value in theta.items()}
     leaves = [value for value in now.values() if value.requires_grad]

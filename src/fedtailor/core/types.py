@@ -1,4 +1,4 @@
-"""What a method is made of: parameters and who owns them, what a pass sees and gives back, the server, the engine."""
+"""What a method is made of: parameters and their owners, what a pass sees and returns, the server, the engine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Scope:
 
 
 GLOBAL = Scope("global")  # one copy, on the server
-LOCAL = Scope("local")  # one copy a client, which never leaves it
-FIXED = Scope("fixed")  # made from the seed everywhere, never trained, never sent
+LOCAL = Scope("local")  # one copy per client, which never leaves it
+FIXED = Scope("fixed")  # made from the seed by everyone, never trained, never sent
 
 
 @dataclass(frozen=True)
 class Cluster(Scope):
-    """One copy for each cluster of the clustering of that name; the server's copy for clients in none."""
+    """One copy for each cluster of the clustering of that name; clients in no cluster get the server's copy."""
 
     kind: str = field(default="cluster", init=False)
     cluster: str = ""
@@ -40,9 +40,9 @@ class Cluster(Scope):
 class View:
     """Some of a client's pictures, without labels."""
 
-    x: Tensor  # what the image tower is entered with: pixels, cached tokens or cached features
+    x: Tensor  # what goes into the image tower: pixels, cached tokens or cached features
     index: Tensor  # (B,) which of the client's samples these are
-    plain: Tensor | None = None  # (B, D) features of CLIP as it is, where they are cached beside x
+    plain: Tensor | None = None  # (B, D) features of zero-shot CLIP, where they are cached too
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,17 @@ class Batch:
     rng: torch.Generator | None = None  # for dropout; None outside training
     plain: Tensor | None = None
     candidates: Tensor | None = None  # (B, C) weights, where a labeler leaves several classes open
-    balance: Balance | None = None  # a rebalancer's hold on the task loss
+    balance: Balance | None = None  # reweights the task loss's gradient
 
 
 class Balance(Protocol):
-    """A rebalancer's hold on the task loss of one client, for one pass."""
+    """What a rebalancer does to one client's task loss, for one pass."""
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The task loss, whose gradient on the logits is reweighted."""
-        ...
 
     def keep(self) -> Params:
         """What the client keeps until its next pass; every name begins with "rebalance."."""
-        ...
 
 
 class Samples(Protocol):
@@ -77,19 +75,16 @@ class Samples(Protocol):
     @property
     def fixed(self) -> bool:
         """Whether a picture looks the same every time: nothing is augmented."""
-        ...
 
     def counts(self) -> Tensor: ...
     def views(self, size: int = 512) -> Iterator[View]: ...
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
     def balanced(self, begin: Callable[[Tensor], Balance]) -> Samples:
-        """The same samples, whose batches carry what `begin` makes of their label counts."""
-        ...
+        """The same samples, whose batches carry the Balance that `begin` makes of their label counts."""
 
     def split(self, fraction: float) -> tuple[Samples, Samples]:
-        """The same two parts every time: what is left, and a held-out slice of about this fraction."""
-        ...
+        """What is left, and a held-out slice of about this fraction: the same two parts every time."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Me:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a pass gives back. Of `params` only the shared part leaves the client; absent means unchanged."""
+    """What a pass returns. Of `params` only what is shared leaves the client; absent means unchanged."""
 
     params: Params
     weight: float = 1.0
@@ -121,15 +116,15 @@ class Server:
     params: Params
     clusters: Mapping[str, Mapping[int, Params]] = field(default_factory=dict)  # clustering → cluster → its copies
     cluster_of: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # clustering → client → cluster
-    state: Params = field(default_factory=dict)  # whatever else a method's server side remembers
-    rounds: int = 0  # T, so that a last round can be told
+    state: Params = field(default_factory=dict)  # whatever else the method's server side remembers
+    rounds: int = 0  # T
     clients: int = 0  # K
     validates: bool = False  # whether the server has data of its own, reached as the client OWN
     seed: int = 0  # of the run; every draw adds a path to it (base/rng.py)
-    new_labels: bool = False  # whether a labeler has labelled clients anew in this round
+    new_labels: bool = False  # whether a labeler has given clients new labels in this round
 
     def params_for(self, client: int, scopes: Mapping[str, Scope]) -> Params:
-        """What this client is sent: global parameters, and its clusters' copies where it has one."""
+        """What this client is sent: global parameters, and its clusters' copies where it is in one."""
         down = {}
         for name, value in self.params.items():
             where = scopes[name].cluster
@@ -141,9 +136,9 @@ class Server:
         return replace(self, state={**self.state, **what})
 
     def regrouped(self, name: str, groups: Mapping[int, int], copies: Mapping[int, Params]) -> Server:
-        """Some clients (client → group) in new clusters of that clustering, which are numbered like no earlier one.
+        """Put some clients (client → group) into new clusters of that clustering, under numbers never used before.
 
-        Clusters that lose all their members by it are forgotten. The state notes who was put where in this round.
+        Clusters without members are forgotten. The state notes who was put where in this round.
         """
         first = self.round * self.clients
         new = {k: first + group for k, group in groups.items()}
@@ -154,16 +149,16 @@ class Server:
         return server.remember(**{CLUSTERED + name: torch.tensor([list(groups), list(groups.values())])})
 
 
-Pass = Callable[..., Reply]  # (model, me, theta): any method of a Method that takes these
-OWN = -1  # the server's own data answers to this number, where it has some
-CLUSTERED = "clustered."  # before a clustering's name, in a server's state: (2, n) a round's clients and their clusters
+Pass = Callable[..., Reply]  # any method of a Method that takes (model, me, theta)
+OWN = -1  # the client number of the server's own data, where it has some
+CLUSTERED = "clustered."  # before a clustering's name in the server's state: (2, n) a round's clients and clusters
 
 
 class Each(Protocol):
-    """The engine, entire: run a pass on every client of a cohort. Its name is its address on the wire.
+    """All that a method sees of an engine: it runs a pass on every client of a cohort.
 
-    A client that does not answer is missing from the replies, which come in any order; at least one client answers.
-    Who is missing from one pass is left out of the rest of the round, and asked again in the next.
+    The pass's name is its address on the wire. Replies come in any order. A client that does not answer is missing
+    from them, is left out of the rest of the round, and is asked again in the next; at least one client answers.
     """
 
     def __call__(

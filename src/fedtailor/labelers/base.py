@@ -1,8 +1,7 @@
-"""A labeler: how clients without labels get some. It has passes and a server step of its own, as a method has.
+"""A labeler: how clients without labels get some. Like a method, it has passes and a server step of its own.
 
-What it decides stays with the client, under the names below; a method's passes then find the client's pictures with
-those labels, and nothing else. True labels are nowhere near. A client that misses a labeling keeps the labels that it
-has; one that has none yet gets none before the next (refresh).
+Its labels stay with the client, under the names below; a method's passes see the labelled pictures and nothing else,
+never the true labels. A client that misses a labeling keeps its old labels, or has none until the next one (refresh).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..core.types import Each, Server
+from ..core import Each, Server
 
 INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # what a client keeps
 
@@ -27,4 +26,4 @@ class Labeler(BaseModel, ABC):
 
     @abstractmethod
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
-        """One labeling of all clients."""
+        """Label the samples of all clients."""

@@ -2,12 +2,9 @@
 
 Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025, §3.3.
 Notation: p(x) → probs, D_k^est → filtered, u_{k,c} → votes, ũ_{k,c} → quotas, τ1 and τ2 → the two medians.
-Departures, all as in the released code:
-- The medians are those of a client's own pictures, not of the whole training set; no picture's numbers leave it.
-- M is rounded up.
-- A class for which nobody votes gets a small quota, the same for every client, that grows from labeling to labeling.
-- A class's pictures are chosen among those predicted as it; pool=all ranks all pictures for every class, as the paper
-  says, so that one picture can serve two classes.
+Departures, all as in the released code: medians are of a client's own pictures, not of the whole training set; M is
+rounded up; a class without votes gets a small quota, the same for every client, which grows with every labeling; a
+class's pictures are chosen among those predicted as it (pool=all: among all, as printed, so that one can serve twice).
 """
 
 from __future__ import annotations
@@ -20,9 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..core import Each, Me, Model, Params, Reply, Server
 from ..core.losses import entropy as shannon
-from ..core.model import Model
-from ..core.types import Each, Me, Params, Reply, Server
 from .base import INDEX, LABEL, Labeler
 from .zeroshot import probabilities
 
@@ -33,15 +29,13 @@ class CoPL(Labeler):
     refresh: int = Field(5, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")
     confidence: bool = Field(True, description="only pictures surer than the client's median vote, Eq. 2")
     entropy: bool = Field(True, description="only pictures of less entropy than the client's median vote, Eq. 2")
-    allocation: bool = Field(
-        True, description="the server evens out the classes, Eq. 3; off: a quota is what was voted"
-    )
+    allocation: bool = Field(True, description="the server evens out classes, Eq. 3; off: a quota is what was voted")
     pool: Literal["argmax", "all"] = Field(
         "argmax", description="a class's pictures: predicted as it, or ranked of all"
     )
 
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
-        """Quotas are shared out among those who voted; that of a client lost before it selects goes unused."""
+        """Quotas are for those who voted; that of a client who is lost before it selects goes unused."""
         replies = each(self.vote, server, clients)
         who = sorted(replies)
         quota = torch.stack([replies[k].stats["votes"] for k in who])
@@ -65,14 +59,12 @@ class CoPL(Labeler):
 
 
 def filtered(probs: Tensor, confidence: bool = True, entropy: bool = True) -> Tensor:
-    """(n,) which pictures are surer and clearer than half of the client's pictures are."""
-    chosen = torch.ones(len(probs), dtype=torch.bool)
+    """(n,) which pictures are surer and clearer than the client's median picture, Eq. 2."""
+    chosen, top, unclear = torch.ones(len(probs), dtype=torch.bool), probs.amax(1), shannon(probs)
     if confidence and len(probs):
-        top = probs.amax(1)
-        chosen &= top > top.quantile(0.5)  # Eq. 2
+        chosen &= top > top.quantile(0.5)
     if entropy and len(probs):
-        unclear = shannon(probs)
-        chosen &= unclear < unclear.quantile(0.5)  # Eq. 2
+        chosen &= unclear < unclear.quantile(0.5)
     return chosen
 
 

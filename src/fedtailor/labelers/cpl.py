@@ -6,10 +6,9 @@ Notation: α → alpha, β → beta, K → k.
 Departures:
 - Each client labels for itself, as in the comparison of FedCoPL's paper.
 - α and β are tuned for each dataset in the paper. Here α is its most frequent value, and β is 1 − 2/C, so that each
-  class is a candidate of 2/C of the pictures.
-- In the growing mode (refresh above 0) pools begin at k, not at a step's share of the pictures.
-- As released: what is less probable than 1e-7 is no candidate; in the growing mode the first labeling weighs candidates
-  by their probability, the later ones equally (soft=false: always equally).
+  class is a candidate of 2/C of the pictures. With refresh, pools start at k, not at a step's share of the pictures.
+- As released: what is less probable than 1e-7 is no candidate; with refresh, the first labeling weighs candidates by
+  their probability, the later ones equally (soft=false: always equally).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.types import Params
+from ..core import Params
 from .base import CANDIDATES, INDEX, LABEL
 from .copl import select
 from .zeroshot import SelfLabeler
@@ -31,7 +30,7 @@ LEAST = 1e-7
 
 class CPL(SelfLabeler):
     alpha: float = Field(
-        0.75, ge=0, le=1, title="α", description="quantile of the top probability that a set shall reach"
+        0.75, ge=0, le=1, title="α", description="quantile of top probabilities that a set shall reach"
     )
     beta: float | None = Field(None, ge=0, le=1, title="β", description="quantile within a class; none: 1 − 2/C")
     k: int = Field(16, ge=1, title="K", description="pictures in a class's pool")
@@ -82,8 +81,7 @@ def softened(probs: Tensor, candidates: Tensor) -> Tensor:
 def pools(probs: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(index, y) of the pictures in each class's pool of k.
 
-    Each picture asks its most probable candidate class. A pool keeps the k surest of all who asked; the others ask
-    their next candidate, until there is none left.
+    Each picture asks its most probable candidate class. A pool keeps the k surest who asked; the others ask their next.
     """
     p, order = torch.where(candidates, probs, -1.0).sort(dim=1, descending=True, stable=True)
     quota = torch.full((probs.shape[1],), k)

@@ -5,9 +5,9 @@ NeurIPS 2023.
 Notation: K → k.
 Departures:
 - Each client fills boards of its own, as in the comparison of FedCoPL's paper.
-- The released code tries a picture that its own class refuses on all other boards, and stores it on each that takes it;
-  and it compares with the last of a board that is in order only from its first replacement on. Here a picture goes to
-  the first board that takes it, and is compared with the board's least sure; repeated=true is as released.
+- A picture that its own class refuses goes to the first other board that takes it, and is compared with that board's
+  least sure. The released code puts it on every board that takes it, and does not sort a board before its first
+  replacement (repeated=true).
 - Of equally sure pictures the earlier one stands higher; the released code goes by file name.
 """
 
@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.types import Params
+from ..core import Params
 from .base import INDEX, LABEL
 from .zeroshot import SelfLabeler
 
@@ -47,6 +47,5 @@ def leaderboards(probs: Tensor, k: int, repeated: bool = False) -> tuple[Tensor,
                 del board[k:]
             if len(board) == k:
                 bar[c] = -board[-1][0]
-    index = torch.tensor([i for board in boards for _, i in board], dtype=torch.int64)
-    y = torch.tensor([c for c, board in enumerate(boards) for _ in board], dtype=torch.int64)
-    return index, y
+    index, y = [i for board in boards for _, i in board], [c for c, board in enumerate(boards) for _ in board]
+    return torch.tensor(index, dtype=torch.int64), torch.tensor(y, dtype=torch.int64)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.model import Model
-from ..core.types import Each, Me, Params, Reply, Server
+from ..core import Each, Me, Model, Params, Reply, Server
 from .base import INDEX, LABEL, Labeler
 
 

@@ -20,6 +20,10 @@ from .local import LocalOnly
 from .pfedprompt import PFedPrompt
 from .promptfolio import PromptFolio
 from .recipe import Entry, read_entry
+from .released.capt import ReleasedCAPT
+from .released.fedavg import ReleasedFedAvg
+from .released.fedcopl import ReleasedFedCoPL
+from .released.fedpurel import ReleasedFedPuReL
 from .rucr import RUCR
 from .scaffold import Scaffold
 from .zeroshot import ZeroShot
@@ -90,6 +94,26 @@ METHODS: dict[str, Entry] = {
             FedLoGe,
             "resnet",
             "a network trained through a fixed sparse frame; shared and personal heads realigned by their norms",
+        ),
+        "capt-released": (
+            ReleasedCAPT,
+            "coupled+class_prompt",
+            "CAPT as released: raw prompts in the losses, clients one after the other on one model",
+        ),
+        "fedcopl-released": (
+            ReleasedFedCoPL,
+            "text_prompt+visual_prompt",
+            "FedCoPL as released: momentum carried on from client to client",
+        ),
+        "fedpurel-released": (
+            ReleasedFedPuReL,
+            "text_prompt",
+            "FedPuReL as released: a personal pass in every round, momentum carried on from client to client",
+        ),
+        "fedavg-released": (
+            ReleasedFedAvg,
+            "text_prompt",
+            "FedAvg with momentum carried on from client to client, as PromptFL's code does",
         ),
     }.items()
 }

@@ -4,13 +4,8 @@ Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Class
 Features, IJCAI 2022.
 Notation: classifier → head.*, re-trained classifier → retrained.*, real features → f, federated features → v, their
 number for each class → m.
-Departures:
-- A class's gradient is the mean over all the client's pictures of it, each seen once and unaugmented; the released code
-  takes the mean of ten draws of 32 pictures under differentiable augmentation.
-- The re-trained classifier starts as the first head; the released code starts it at random.
-- m=0 is FedAvg.
-As released: gradients are taken where the round begins (received network, received re-trained classifier), a class
-that nobody of a cohort has keeps its federated features, and clients go on training the averaged head.
+Departures, all of them in docs/methods/creff.md: a class's gradient is the mean over all the client's pictures of it,
+unaugmented, and the re-trained classifier starts as the first head.
 """
 
 from __future__ import annotations
@@ -24,18 +19,14 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.rng import generator
-from ..core.aggregation import weighted_mean
-from ..core.initial import linear_init
-from ..core.method import Method
-from ..core.model import Model
-from ..core.types import Me, Params, Reply, Server
+from ..core import Me, Method, Model, Params, Reply, Server, linear_init, weighted_mean
 
 WEIGHT, BIAS, FEATURES = "retrained.weight", "retrained.bias", "creff.features"
 Pair = tuple[Tensor, Tensor]  # of a linear classifier's weight and bias, or of what belongs to them
 
 
 class CReFF(Method):
-    neutral = {"m": 0}  # noqa: RUF012  # ClassVars of the base
+    neutral = {"m": 0}
     made = ("retrained.*",)
 
     m: int = Field(100, ge=0, description="federated features of each class; 0: none, which is FedAvg")

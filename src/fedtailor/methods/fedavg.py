@@ -9,7 +9,7 @@ Departures: only a tuner's parameters are trained and sent; CLIP is frozen. The 
 
 from __future__ import annotations
 
-from ..core.method import Method
+from ..core import Method
 
 
 class FedAvg(Method):

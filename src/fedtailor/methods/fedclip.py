@@ -16,10 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.aggregation import even
-from ..core.method import Method
-from ..core.model import Model
-from ..core.types import Batch, Params, Reply, Server
+from ..core import Batch, Method, Model, Params, Reply, Server, even
 
 
 class FedCLIP(Method):

@@ -6,21 +6,18 @@ Departures:
 - n~_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
 - Batch 64, weight decay 0.05, 11 × 5 visual and 16 text tokens are in the released code only.
 - The rate falls along a cosine over the rounds between two labelings and starts anew with each, as released.
-- preset=released carries the visual prompts' momentum on from client to client (local.carry), as that code does. It
-  carries that of the text prompts too, which would make something local travel: local.carry=all, by name only.
 """
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from ..core.method import Method, resolve
-from ..core.types import GLOBAL, LOCAL, Params, Scope
+from ..core import GLOBAL, LOCAL, Method, Params, Scope, resolve
 
 
 class FedCoPL(Method):
-    share = {"visual.*": GLOBAL, "text.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
-    neutral = {"share_text": True}  # noqa: RUF012
+    share = {"visual.*": GLOBAL, "text.*": LOCAL}
+    neutral = {"share_text": True}
 
     share_visual: bool = Field(True, description="average the visual prompts, Eq. 4; false: they stay (Table 6)")
     share_text: bool = Field(False, description="average the text prompts too; false: they stay (Table 6)")

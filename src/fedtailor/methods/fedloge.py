@@ -2,17 +2,8 @@
 
 Xiao et al., FedLoGe: Joint Local and Generic Federated Learning under Long-tailed Data, ICLR 2024.
 Notation: SSE-C → etf.weight, auxiliary global head → head.*, local head → local.*, sparsity → beta.
-Departures:
-- A class is absent if the client has no training picture of it; the released code looks into the client's test set.
-- The frame: each row has the same share of zeros and exactly its length, where the released code zeroes entries of the
-  whole matrix and pulls lengths by a penalty. 500 steps come within half a degree of the angles that its 10 000
-  smaller ones reach. The frame has no bias (released: a random one that nobody trains).
-- The frame's rows have length 1, in the released code 0.1: through such a short frame the features of a narrow network
-  grow until heads beside it, which learn at the same rate, diverge.
-- A personal head starts as the shared one does, at random in the released code; all clients are in round 0, so that
-  each has one.
-As released: realignment is done when predicting, biases are not realigned, and the personal realignment takes the
-shared head as it is, not as realigned for the shared model.
+Departures, all of them in docs/methods/fedloge.md: a class is absent if the client has no training picture of it, the
+frame's rows are equally sparse and of length 1, and a personal head starts as the shared one does.
 """
 
 from __future__ import annotations
@@ -25,16 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms.simplex_frame import sparse_etf
-from ..core.losses import task_loss
-from ..core.method import Method
-from ..core.model import Model
-from ..core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply
+from ..core import FIXED, GLOBAL, LOCAL, Batch, Me, Method, Model, Params, Reply, task_loss
 
 NEVER = -1e10  # the logit of a class that a client does not have
 
 
 class FedLoGe(Method):
-    share = {"etf.*": FIXED, "local.*": LOCAL, "*": GLOBAL}  # noqa: RUF012  # ClassVars of the base
+    share = {"etf.*": FIXED, "local.*": LOCAL, "*": GLOBAL}
     everyone_first = True
 
     beta: float = Field(0.6, ge=0, lt=1, title="β", description="share of the frame's entries that are zero")

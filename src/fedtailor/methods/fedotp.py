@@ -16,14 +16,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms import optimal_transport
-from ..core.losses import task_loss
-from ..core.method import Method, branch, two_branches
-from ..core.model import Model
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import Batch, Model, Params, TwoBranches, branch, task_loss
 
 
-class FedOTP(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
+class FedOTP(TwoBranches):
     reads = "patches"
     everyone_first = True
 
@@ -31,9 +27,6 @@ class FedOTP(Method):
     gamma: float = Field(0.8, gt=0, le=1, title="γ", description="how much of a picture the prompts take, together")
     iterations: int = Field(100, ge=1, description="of a transport problem, at most")
     tolerance: float = Field(1e-3, ge=0, description="mean |Δv| at which a transport problem is solved")
-
-    def init(self, model: Model, rng: torch.Generator) -> Params:
-        return two_branches(model, rng)
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         prompts = branch(theta, "global."), branch(theta, "local.")

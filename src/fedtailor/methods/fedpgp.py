@@ -17,17 +17,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core.losses import task_loss
-from ..core.method import Method, branch
-from ..core.model import Model
-from ..core.optim import Gradient
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import Batch, Gradient, Model, Params, TwoBranches, branch, task_loss
 
 ANCHOR = "anchor"
 
 
-class FedPGP(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # a ClassVar of the base
+class FedPGP(TwoBranches):
     everyone_first = True
 
     rank: int = Field(4, ge=1, title="b", description="of the personal change")
@@ -54,9 +49,6 @@ class FedPGP(Method):
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return model.logits(personal(theta), x)
-
-    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return model.logits(branch(theta, "global."), x)
 
 
 def personal(theta: Params) -> Params:

@@ -10,13 +10,11 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from ..core.method import Method
-from ..core.model import Model
-from ..core.types import Batch, Params
+from ..core import Batch, Method, Model, Params
 
 
 class FedProx(Method):
-    neutral = {"mu": 0.0}  # noqa: RUF012  # a ClassVar of the base
+    neutral = {"mu": 0.0}
 
     mu: float = Field(0.5, ge=0, allow_inf_nan=False, title="μ", description="weight of the pull, FedProx Eq. 2")
 

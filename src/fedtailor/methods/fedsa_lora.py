@@ -8,10 +8,9 @@ with B at its first value, zero, what is shared alone is CLIP as it is: the glob
 
 from __future__ import annotations
 
-from ..core.method import Method
-from ..core.types import GLOBAL, LOCAL
+from ..core import GLOBAL, LOCAL, Method
 
 
 class FedSALora(Method):
-    share = {"*.A": GLOBAL, "*.B": LOCAL}  # noqa: RUF012  # a ClassVar of the base
+    share = {"*.A": GLOBAL, "*.B": LOCAL}
     everyone_first = True

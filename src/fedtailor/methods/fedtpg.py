@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..core.aggregation import even
-from ..core.method import Method
-from ..core.types import Reply, Server
+from ..core import Method, Reply, Server, even
 
 
 class FedTPG(Method):

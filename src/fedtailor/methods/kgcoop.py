@@ -11,13 +11,11 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from ..core.method import Method
-from ..core.model import Model
-from ..core.types import Batch, Params
+from ..core import Batch, Method, Model, Params
 
 
 class KgCoOp(Method):
-    neutral = {"lam": 0.0}  # noqa: RUF012  # a ClassVar of the base
+    neutral = {"lam": 0.0}
 
     lam: float = Field(8.0, ge=0, allow_inf_nan=False, title="λ", description="weight of the knowledge term, Eq. 5")
 

@@ -6,10 +6,9 @@ Nothing is shared, so there is no global model to test.
 
 from __future__ import annotations
 
-from ..core.method import Method
-from ..core.types import LOCAL
+from ..core import LOCAL, Method
 
 
 class LocalOnly(Method):
-    share = {"*": LOCAL}  # noqa: RUF012  # a ClassVar of the base
+    share = {"*": LOCAL}
     everyone_first = True

@@ -14,16 +14,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.initial import linear_init
-from ..core.losses import task_loss
-from ..core.method import Method, branch
-from ..core.model import Model
-from ..core.optim import Gradient
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import GLOBAL, LOCAL, Batch, Gradient, Method, Model, Params, branch, linear_init, task_loss
 
 
 class PFedPrompt(Method):
-    share = {"local.*": LOCAL, "*": GLOBAL}  # noqa: RUF012  # a ClassVar of the base
+    share = {"local.*": LOCAL, "*": GLOBAL}
     everyone_first = True
 
     pace: float = Field(5.0, gt=0, allow_inf_nan=False, description="the attention's learning rate, in units of lr")

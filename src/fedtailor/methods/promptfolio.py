@@ -13,21 +13,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.losses import task_loss
-from ..core.method import Method, branch, two_branches
-from ..core.model import Model
-from ..core.types import GLOBAL, LOCAL, Batch, Params
+from ..core import Batch, Model, Params, TwoBranches, branch, task_loss
 
 
-class PromptFolio(Method):
-    share = {"global.*": GLOBAL, "local.*": LOCAL}  # noqa: RUF012  # ClassVars of the base
-    neutral = {"theta_mix": 0.0}  # noqa: RUF012
+class PromptFolio(TwoBranches):
+    neutral = {"theta_mix": 0.0}
     everyone_first = True
 
     theta_mix: float = Field(0.4, ge=0, le=1, title="θ", description="weight of the local prompt")
-
-    def init(self, model: Model, rng: torch.Generator) -> Params:
-        return two_branches(model, rng)
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         return task_loss(self.mixed(model, theta, batch.x, batch.rng), batch)
@@ -41,6 +34,3 @@ class PromptFolio(Method):
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return self.mixed(model, theta, x)
-
-    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return model.logits(branch(theta, "global."), x)

@@ -4,15 +4,8 @@ Huang et al., Federated Learning with Long-Tailed Data via Representation Unific
 IEEE TIFS 2024.
 Notation (of the released code): feat_loss_arg → weight, t → tau, crt_ep → crt, crt_feat_num → n, uniform_left and
 uniform_right → lam, global unified prototypes → state "prototypes"; the re-trained classifier → rectified.head.*.
-Departures:
-- Written from the released code's settings and formulas; the paper's numbering of equations is not followed.
-- Prototypes come from the round's clients; a class that none of them has keeps its last one. The released code asks
-  all clients in the last rounds. It re-trains in crt + 1 rounds, here in crt.
-- Virtual features are made with the model just averaged, for which the classifier is meant, and re-training starts
-  from the averaged classifier; as released, with the model of the round's start and from each client's own. Local
-  features are drawn with replacement, so that a client may have fewer than n.
-- Prototypes are class means of features, which go up with the number of samples of each class: of a class with one
-  sample, that sample's feature.
+Departures, all of them in docs/methods/rucr.md: written from the released code, without the paper's equation numbers;
+prototypes come from the round's clients, and the classifier is re-trained on the model just averaged.
 """
 
 from __future__ import annotations
@@ -26,10 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.losses import log_prior, task_loss
-from ..core.method import Method, branch
-from ..core.model import Model
-from ..core.types import Batch, Each, Me, Params, Reply, Server
+from ..core import Batch, Each, Me, Method, Model, Params, Reply, Server, branch, log_prior, task_loss
 from ..tuners.head import linear_head
 
 RECTIFIED = "rectified."
@@ -37,7 +27,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class RUCR(Method):
-    neutral = {"weight": 0.0, "crt": 0}  # noqa: RUF012  # ClassVars of the base
+    neutral = {"weight": 0.0, "crt": 0}
     made = ("rectified.*",)
 
     weight: float = Field(0.15, ge=0, description="of the contrast with the prototypes; 0: none")
@@ -54,19 +44,19 @@ class RUCR(Method):
         return theta | rectified(theta) if self.crt else theta
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        inbox = None
+        inbox: dict[int, Params] = {}
         if self.weight:
             server, counts = self.unify(server, cohort, each)
             common, prior = server.state["prototypes"], log_prior(torch.stack([*counts.values()]).sum(0))
             inbox = {k: {"prototypes": common * (own > 0)[:, None], "prior": prior} for k, own in counts.items()}
-        server = self.aggregate(*self.gather(self.train, server, cohort, each, inbox))
-        if self.crt and server.round < server.rounds - self.crt:
+        server = self.aggregate(server, each(self.train, server, cohort, inbox))
+        if self.crt == 0:
+            return server
+        if server.round < server.rounds - self.crt:
             return replace(server, params=server.params | rectified(server.params))
-        if self.crt:
-            server, _ = self.unify(server, cohort, each)
-            mail = {"directions": server.state["directions"]}
-            server = self.aggregate(server, each(self.rectify, server, cohort, dict.fromkeys(cohort, mail)))
-        return server
+        server, _ = self.unify(server, cohort, each)
+        inbox = {k: {"directions": server.state["directions"]} for k in cohort}
+        return self.aggregate(server, each(self.rectify, server, cohort, inbox))
 
     # --- representation unification ---
 
@@ -78,10 +68,10 @@ class RUCR(Method):
 
     def measure(self, model: Model, me: Me, theta: Params) -> Reply:
         """The sums of features by class, and of how many samples."""
-        labels, sums = me.data.labels, torch.zeros_like(theta["head.weight"])
+        sums = torch.zeros_like(theta["head.weight"])
         with torch.no_grad():
             for view in me.data.views():
-                members = F.one_hot(model.put(labels[view.index]), model.classes).T.float()  # (C, B)
+                members = F.one_hot(model.put(me.data.labels[view.index]), model.classes).T.float()  # (C, B)
                 sums += members @ model.features(theta, view.x)
         return Reply({}, stats={"sums": sums, "counts": me.data.counts()})
 
@@ -123,16 +113,11 @@ def rectified(theta: Params) -> Params:
 
 
 def unified(stats: Sequence[Params], last: Params) -> Params:
-    """Of each class the mean feature, and the mean of the clients' directions, both weighted by samples.
-
-    A class that no client has keeps its last one, or a zero.
-    """
+    """Of each class the mean feature, and the clients' mean direction, by samples; the last ones if nobody has it."""
     sums, counts = torch.stack([s["sums"] for s in stats]), torch.stack([s["counts"] for s in stats])[:, :, None]
     total, zero = counts.sum(0), torch.zeros_like(sums[0])
     means = {"prototypes": sums.sum(0), "directions": (counts * F.normalize(sums, dim=-1)).sum(0)}
-    return {
-        name: torch.where(total > 0, mean / total.clamp_min(1), last.get(name, zero)) for name, mean in means.items()
-    }
+    return {n: torch.where(total > 0, mean / total.clamp_min(1), last.get(n, zero)) for n, mean in means.items()}
 
 
 def contrast(f: Tensor, prototypes: Tensor, prior: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -141,9 +126,7 @@ def contrast(f: Tensor, prototypes: Tensor, prior: Tensor, y: Tensor, tau: float
     return F.cross_entropy(cosines / tau + F.one_hot(y, len(prior)) * prior, y)
 
 
-def mixed(
-    directions: Tensor, f: Tensor, n: int, lam: tuple[float, float], rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def mixed(directions: Tensor, f: Tensor, n: int, lam: tuple[float, float], rng: torch.Generator) -> tuple[Tensor, ...]:
     """n virtual features of each class that has a prototype: λ of its direction, 1 − λ of any local feature's."""
     y = directions.any(dim=1).nonzero().flatten().repeat_interleave(n)
     share = lam[0] + (lam[1] - lam[0]) * torch.rand(len(y), 1, generator=rng).to(f.device)

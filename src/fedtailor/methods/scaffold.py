@@ -15,11 +15,8 @@ from typing import Self
 import torch
 from pydantic import Field, model_validator
 
+from ..core import Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
 from ..core.aggregation import even, weighted_mean
-from ..core.method import Method, branch
-from ..core.model import Model
-from ..core.optim import Gradient, LocalTraining
-from ..core.types import Batch, Each, Me, Params, Reply, Server
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 

@@ -6,7 +6,7 @@ Departures: none (one sentence a class, no ensemble of templates).
 
 from __future__ import annotations
 
-from ..core.method import Method
+from ..core import Method
 
 
 class ZeroShot(Method):

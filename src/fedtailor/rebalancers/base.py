@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from ..core.types import Balance, Params
+from ..core import Balance, Params
 
 
 class Rebalancer(BaseModel, ABC):

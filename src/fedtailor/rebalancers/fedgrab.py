@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from ..core import Balance, Batch, Params
 from ..core.losses import plain_loss
-from ..core.types import Balance, Batch, Params
 from .base import Rebalancer
 
 STATE = ("rebalance.pos", "rebalance.neg", "rebalance.out", "rebalance.e1", "rebalance.e2")  # what a client keeps

@@ -1,9 +1,9 @@
-"""Server optimisers: the average of a round is a step that the server may take with momentum, for any method.
+"""Server optimisers: what a round changed is a step that the server may take with momentum, for any method.
 
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
 Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 Notation: Δ_t → what a round changed in the server's parameters, m_t, v_t → state "server.m.*", "server.v.*".
-Departures: clusters' copies are the method's own affair; only the server's parameters take such a step.
+Departures: only the server's parameters take such a step, not the clusters' copies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fnmatch import fnmatchcase
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from ..core.types import Params, Server
+from ..core import Params, Server
 
 
 class ServerOptimizer(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __call__(self, before: Server, after: Server, made: Sequence[str] = ()) -> Server:
-        """The server after a round, with this step in place of the plain one. `made`: not averages, left alone."""
+        """The server after a round, with this step in place of the plain one; `made` parameters stay as they are."""
         params, state = dict(after.params), dict(after.state)
         for name, value in after.params.items():
             change = value - before.params[name]

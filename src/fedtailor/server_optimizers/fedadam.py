@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from ..core.types import Params
+from ..core import Params
 from .base import ServerOptimizer
 
 

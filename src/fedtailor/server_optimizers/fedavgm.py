@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.types import Params
+from ..core import Params
 from .base import ServerOptimizer
 
 

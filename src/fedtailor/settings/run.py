@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 
 from ..base.errors import UserError, unknown
 from ..clip.load import BUNDLED
-from ..core import LocalTraining, Method, Tuner
+from ..core import OWN, LocalTraining, Method, Tuner
 from ..data import DATASETS, FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -256,7 +256,7 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
     if entry.method.trains and run.rounds == 0:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
-    if ENGINES[run.engine].remote and entry.method.pooled:
+    if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
     if ENGINES[run.engine].remote and run.record:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
@@ -288,11 +288,29 @@ def absolute_backbone(name: str) -> str:
     return str(path.absolute()) if name != BUNDLED and path.exists() else name
 
 
+# Settings of 0.1.0 that only the released variants of methods still have, with the value that meant nothing.
+ONLY_RELEASED = {
+    "local.carry": "no",
+    "method.against": "text",
+    "method.tau": 0.1,
+    "method.draws": 1,
+    "method.sequential": False,
+    "method.schedule": "two-phase",
+}
+
+
 def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
-    """The run of a run.toml, with other settings where they are given."""
+    """The run of a run.toml, with other settings where they are given. One that 0.1.0 wrote can be run again."""
     document = read_document(path)
-    document.pop("about", None)
-    return make_run(settings=with_changes(document, settings or {}))
+    about = document.pop("about", {})
+    keys = with_changes(document, settings or {})
+    if str(about.get("version", "")).startswith("0.1."):
+        name, entry = find_method(keys["method.name"])
+        own = set(keys_of(entry.method, "method.", without="local"))
+        for key, value in ONLY_RELEASED.items():
+            if key in keys and key not in own and keys.pop(key) != value:
+                raise UserError(f"{path} is of 0.1.0: its {key} is now a setting of {name}-released; run that instead")
+    return make_run(settings=keys)
 
 
 def dataset_names() -> list[str]:

@@ -118,7 +118,7 @@ def assemble(
         plain = None  # CLIP goes on from the tuner's stage: to encode every picture twice saves nothing
     labels = dataset.train.labels if job.labeler is None else None  # no pass can reach true labels that are not given
     held = {k: share.train for k, share in enumerate(federation.shares)}
-    if method.pooled:
+    if OWN in method.everyone(run.clients):  # not federated: one place has everyone's pictures
         held = {OWN: np.concatenate(list(held.values()))}
     data = {k: ClientData(train, indices, labels, model.classes, model.device, plain) for k, indices in held.items()}
     if own is not None and OWN not in data:

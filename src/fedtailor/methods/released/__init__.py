@@ -1,0 +1,1 @@
+"""What released codes do and papers do not say, as subclasses of the published methods."""
