@@ -19,10 +19,11 @@ CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # t
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes a cache or data folder of the machine. Two threads on busy cores only wait."""
+    """No test touches the caches or data of the machine, waits for the disk, or has threads that wait for others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
         patch.setenv("FEDTAILOR_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("FEDTAILOR_DATA", str(tmp_path_factory.mktemp("data")))
         yield

@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 import fedtailor
-from fedtailor.cli import app as main
-from fedtailor.cli import catalogue, words
-from fedtailor.cli import installation as doctor
+from fedtailor.cli import arguments, catalogue, installation, main
+from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import NAMES
 
 KEYS = {
@@ -45,7 +44,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
         code: Any = 0
         try:
-            main.main()
+            main()
         except SystemExit as end:
             code = end.code
         out, err = capsys.readouterr()
@@ -155,13 +154,13 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "finished", stop)
+        patch.setattr(Progress, "on_round", stop)
         answer = call("run", "promptfl", *words, "--out", "mine")
     assert answer.code != 0
     assert "stopped; go on with: fedtailor run --resume mine" in answer.err
     assert call("run", "--resume", "mine", "--json").code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("fedtailor.runs.execute.prepare", stop)
+        patch.setattr("fedtailor.runs.execute.build", stop)
         answer = call("run", "promptfl", *words, "--out", "other")
     assert answer.code != 0
     assert "--resume" not in answer.err
@@ -250,13 +249,13 @@ def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
 
 def test_doctor(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 0 where all that is needed is there, 1 where something is not."""
-    good, bad = doctor.Finding("bundled CLIP", "loads"), doctor.Finding("bundled CLIP", "is not there", "bad")
-    note = doctor.Finding("extra", "not installed (pip install 'fedtailor[flower]')", "note")
-    monkeypatch.setattr(doctor, "examine", lambda: [good, note])
+    good, bad = Finding("bundled CLIP", "loads"), Finding("bundled CLIP", "is not there", "bad")
+    note = Finding("extra", "not installed (pip install 'fedtailor[flower]')", "note")
+    monkeypatch.setattr(installation, "examine", lambda: [good, note])
     answer = call("doctor")
     assert answer.code == 0
     assert "fedtailor[flower]" in answer.out
-    monkeypatch.setattr(doctor, "examine", lambda: [bad, note])
+    monkeypatch.setattr(installation, "examine", lambda: [bad, note])
     assert call("doctor").code == 1
     answer = call("doctor", "--json")
     assert answer.code == 1
@@ -291,7 +290,7 @@ def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """runs/NAME, then NAME-2, NAME-3."""
     monkeypatch.chdir(tmp_path)
     for expected in ("x", "x-2", "x-3"):
-        folder = words.new_folder("x")
+        folder = arguments.new_folder("x")
         assert folder == Path("runs") / expected
         folder.mkdir(parents=True)
 

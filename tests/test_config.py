@@ -145,7 +145,7 @@ def test_the_defaults_make_a_run() -> None:
         (["local.betas=[2,3]"], "local.betas.0: input should be less than 1, got 2"),
         (["data.server=1.5"], "data.server: input should be less than 1, got 1.5"),
         (["local.nesterov=true", "local.momentum=0"], "local: nesterov needs a momentum above 0"),
-        (["local=3"], "local: input should be a valid dictionary or instance of Local, got 3"),
+        (["local=3"], "local: input should be a valid dictionary or instance of LocalTraining, got 3"),
         (["local.lr.x=3", "lr=1"], "local.lr is given as a value and as a group of keys"),
         (["tuner.length=0"], "tuner.length: input should be greater than or equal to 1, got 0"),
         (["tuner=lora"], "promptfl is a fixed combination with tuner text_prompt, got 'lora'; for another tuner take"),
