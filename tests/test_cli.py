@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ import pytest
 from PIL import Image
 
 import fedtailor
-from fedtailor.cli import arguments, catalogue, installation, main
+from conftest import Call
+from fedtailor.cli import app, arguments, catalogue, installation
 from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import NAMES
 
@@ -22,35 +21,6 @@ KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
     "peak_rss_mb", "run_dir",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Answer]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """`fedtailor …` in this process, in an empty folder, on a terminal 100 wide."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def go(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return Answer(int(code or 0), out, err)
-
-    return go
 
 
 @pytest.fixture(scope="session")
@@ -266,6 +236,13 @@ def test_version(call: Call) -> None:
     """The version, and help without any word."""
     assert call("--version").out == f"fedtailor {fedtailor.__version__}\n"
     assert "Usage" in call().out
+
+
+def test_a_call_leaves_the_command_line_as_it_was(call: Call) -> None:
+    """Groups were once added by each call, and a long process read its commands slower and slower."""
+    before = len(app.registered_groups), len(app.registered_commands)
+    call("--version")
+    assert (len(app.registered_groups), len(app.registered_commands)) == before
 
 
 def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
