@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+import fedtailor.data.datasets.drawn
 import posted  # noqa: F401  # adds engine=posted
+from fedtailor.cli import main
 from tiny import tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
@@ -19,14 +24,45 @@ CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # t
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes a cache or data folder of the machine. Two threads on busy cores only wait."""
+    """No test touches the caches or data of the machine, waits for the disk, or has threads that wait for others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
         patch.setenv("FEDTAILOR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(fedtailor.data.datasets.drawn, "drawn", cache(fedtailor.data.datasets.drawn.drawn))
         patch.setenv("FEDTAILOR_DATA", str(tmp_path_factory.mktemp("data")))
         yield
     torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """`fedtailor …` in this process, in an empty folder, on a terminal 100 wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def go(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return Answer(int(code or 0), out, err)
+
+    return go
 
 
 @pytest.fixture(scope="session")

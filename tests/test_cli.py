@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +12,15 @@ import pytest
 from PIL import Image
 
 import fedtailor
-from fedtailor.cli import app as main
-from fedtailor.cli import catalogue, words
-from fedtailor.cli import installation as doctor
+from conftest import Call
+from fedtailor.cli import app, arguments, catalogue, installation
+from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import METRICS
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
     "peak_rss_mb", "run_dir",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Answer]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """`fedtailor …` in this process, in an empty folder, on a terminal 100 wide."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def go(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
-        code: Any = 0
-        try:
-            main.main()
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return Answer(int(code or 0), out, err)
-
-    return go
 
 
 @pytest.fixture(scope="session")
@@ -155,13 +124,13 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "finished", stop)
+        patch.setattr(Progress, "on_round", stop)
         answer = call("run", "promptfl", *words, "--out", "mine")
     assert answer.code != 0
     assert "stopped; go on with: fedtailor run --resume mine" in answer.err
     assert call("run", "--resume", "mine", "--json").code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("fedtailor.runs.execute.prepare", stop)
+        patch.setattr("fedtailor.runs.execute.build", stop)
         answer = call("run", "promptfl", *words, "--out", "other")
     assert answer.code != 0
     assert "--resume" not in answer.err
@@ -250,13 +219,13 @@ def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
 
 def test_doctor(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 0 where all that is needed is there, 1 where something is not."""
-    good, bad = doctor.Finding("bundled CLIP", "loads"), doctor.Finding("bundled CLIP", "is not there", "bad")
-    note = doctor.Finding("extra", "not installed (pip install 'fedtailor[flower]')", "note")
-    monkeypatch.setattr(doctor, "examine", lambda: [good, note])
+    good, bad = Finding("bundled CLIP", "loads"), Finding("bundled CLIP", "is not there", "bad")
+    note = Finding("extra", "not installed (pip install 'fedtailor[flower]')", "note")
+    monkeypatch.setattr(installation, "examine", lambda: [good, note])
     answer = call("doctor")
     assert answer.code == 0
     assert "fedtailor[flower]" in answer.out
-    monkeypatch.setattr(doctor, "examine", lambda: [bad, note])
+    monkeypatch.setattr(installation, "examine", lambda: [bad, note])
     assert call("doctor").code == 1
     answer = call("doctor", "--json")
     assert answer.code == 1
@@ -267,6 +236,13 @@ def test_version(call: Call) -> None:
     """The version, and help without any word."""
     assert call("--version").out == f"fedtailor {fedtailor.__version__}\n"
     assert "Usage" in call().out
+
+
+def test_a_call_leaves_the_command_line_as_it_was(call: Call) -> None:
+    """Groups were once added by each call, and a long process read its commands slower and slower."""
+    before = len(app.registered_groups), len(app.registered_commands)
+    call("--version")
+    assert (len(app.registered_groups), len(app.registered_commands)) == before
 
 
 def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -291,7 +267,7 @@ def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """runs/NAME, then NAME-2, NAME-3."""
     monkeypatch.chdir(tmp_path)
     for expected in ("x", "x-2", "x-3"):
-        folder = words.new_folder("x")
+        folder = arguments.new_folder("x")
         assert folder == Path("runs") / expected
         folder.mkdir(parents=True)
 

@@ -15,7 +15,7 @@ import torch
 import typer
 
 from fedtailor.cli.app import app
-from fedtailor.cli.words import run_of
+from fedtailor.cli.arguments import run_of
 from fedtailor.client.job import Job
 from fedtailor.core.method import Method
 from fedtailor.core.types import LOCAL, Params

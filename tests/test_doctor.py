@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedtailor.base.errors import UserError
-from fedtailor.cli import doctor
+from fedtailor.cli import installation
 from fedtailor.cli.installation import Finding
 
 
@@ -22,8 +22,8 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 def test_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, device, folders and datasets; a dataset that is not there is a note with its way out, not a fault."""
-    monkeypatch.setattr(doctor, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
-    found = by_name(doctor.examine())
+    monkeypatch.setattr(installation, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
+    found = by_name(installation.examine())
     assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data folder", "data drawn"} <= set(found)
     assert found["bundled CLIP"] == Finding("bundled CLIP", "loads, weights 0123456789ab")
     assert found["data cifar10"].verdict == "note"
@@ -39,8 +39,8 @@ def test_a_bundled_clip_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(_: str) -> Any:
         raise UserError("no model.safetensors in bundled")
 
-    monkeypatch.setattr(doctor, "load", fail)
-    assert doctor.bundled() == Finding("bundled CLIP", "no model.safetensors in bundled", "bad")
+    monkeypatch.setattr(installation, "load", fail)
+    assert installation.bundled() == Finding("bundled CLIP", "no model.safetensors in bundled", "bad")
 
 
 def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PackageNotFoundError(module)
         return "1.2.3"
 
-    monkeypatch.setattr(doctor, "version", version)
-    found = by_name(doctor.extras())
+    monkeypatch.setattr(installation, "version", version)
+    found = by_name(installation.extras())
     assert found["extra hub"] == Finding("extra hub", "huggingface_hub 1.2.3")
     assert found["extra flower"].verdict == "note"
     assert "pip install 'fedtailor[flower]'" in found["extra flower"].found
@@ -62,14 +62,14 @@ def test_folders(tmp_path: Path) -> None:
     """How many files and how much; one that is not there yet is a note."""
     (tmp_path / "x").write_bytes(b"0" * 1500)
     (tmp_path / "y").write_bytes(b"0" * 500)
-    assert doctor.folder("cache", tmp_path).found.endswith("2 files, 2.0 kB")
-    assert doctor.folder("cache", tmp_path / "z").verdict == "note"
+    assert installation.folder("cache", tmp_path).found.endswith("2 files, 2.0 kB")
+    assert installation.folder("cache", tmp_path / "z").verdict == "note"
 
 
 def test_the_table_prints_text_as_it_is() -> None:
     """Brackets are no markup, and each verdict has its sign."""
     out = StringIO()
     findings = [Finding("a", "pip install 'fedtailor[hub]'"), Finding("b", "x", "note"), Finding("c", "y", "bad")]
-    Console(file=out, width=80).print(doctor.table(findings))
+    Console(file=out, width=80).print(installation.table(findings))
     assert "fedtailor[hub]" in out.getvalue()
     assert [sign in out.getvalue() for sign in "✓·✗"] == [True] * 3

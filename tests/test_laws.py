@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +14,55 @@ import torch
 from fedtailor.base.rng import generator
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task, theta_of
-from fedtailor.client.step import LazyBalance, client_step, labelled_data
+from fedtailor.client.step import LazyBalance, StepTrace, client_step, labelled_data
 from fedtailor.clip.load import digest
 from fedtailor.core.method import Method
 from fedtailor.core.optim import optimise
-from fedtailor.core.types import LOCAL, Params, Reply, Server
+from fedtailor.core.types import LOCAL, Params, Pass, Reply, Server
 from fedtailor.methods import METHODS
 from fedtailor.methods.recipe import flat
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation.build import Experiment
-from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.engine import Engine, make_engine
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
-from posted import task_to_bytes
+from posted import reply_to_bytes, task_to_bytes
 from world import combinations, settings, under_law, world
 
-every = pytest.mark.parametrize(("method", "tuner"), under_law(combinations()))
-TRAINED = [(m, t) for m, t in combinations() if METHODS[m].method.trains]
-trained = pytest.mark.parametrize(("method", "tuner"), under_law(TRAINED))
+EVERY = sorted(combinations(), key=lambda both: not METHODS[both[0]].method.trains)  # those that train first
+TRAINED = [(m, t) for m, t in EVERY if METHODS[m].method.trains]
+NEUTRAL = [(m, t) for m, t in TRAINED if METHODS[m].method.neutral]
+# Tests of one combination follow each other, and share its plain run.
+every = pytest.mark.parametrize("plain", under_law(EVERY), indirect=True, scope="module")
+trained = pytest.mark.parametrize("plain", under_law(TRAINED), indirect=True, scope="module")
 WITHOUT_HOLDOUT = {"capt": {"method.bandit": False}}
+State = tuple[Server, dict[int, ClientState]]
 
 
 def equal(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def go(
-    experiment: Experiment, engine: LocalEngine | None = None, backwards: bool = False
-) -> tuple[Server, dict[int, ClientState]]:
+class Recording(LocalEngine):
+    """Keeps every step, and what went into it as bytes from before it."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment.job, experiment.client_data)
+        self.steps: list[StepTrace] = []
+        self.given: list[tuple[bytes, bytes]] = []
+
+    def step(self, pass_: Pass, k: int, task: Task) -> Reply:
+        before = self.clients[k]
+        self.given.append((task_to_bytes(task), client_to_bytes(before)))
+        reply = super().step(pass_, k, task)
+        self.steps.append(StepTrace(k, task, reply, before, self.clients[k]))
+        return reply
+
+
+def go(experiment: Experiment, engine: Engine | None = None) -> State:
     """All rounds of a setup, without tests or files."""
-    if backwards:
-        experiment = replace(experiment, job=replace(experiment.job, method=reversing(experiment.job.method)))
     engine = engine or make_engine(experiment)
     server = experiment.job.first_server()
     while server.round < experiment.rounds:
@@ -54,11 +70,43 @@ def go(
     return server, engine.clients
 
 
-@cache
-def straight(method: str, tuner: str) -> tuple[Experiment, Server, dict[int, ClientState]]:
-    """One plain run of each combination, which several laws look at."""
-    experiment = world(method, tuner)
-    return experiment, *(go(experiment) if experiment.job.method.trains else (experiment.job.first_server(), {}))
+@dataclass(frozen=True)
+class Plain:
+    """A plain run, which several laws look at."""
+
+    method: str
+    tuner: str
+    experiment: Experiment
+    engine: Recording
+    folder: RunFolder
+
+    @property
+    def state(self) -> State:
+        saved = self.folder.resume()
+        assert saved is not None
+        return saved[0], self.engine.clients
+
+    def world(self, **more: Any) -> Experiment:
+        """The same again, or with other settings."""
+        return world(self.method, self.tuner, **more)
+
+
+@pytest.fixture(scope="module")
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
+    experiment = world(*request.param, every=2)
+    engine = Recording(experiment)
+    folder = RunFolder.create(tmp_path_factory.mktemp("plain") / "run", experiment.run, {})
+    list(train(experiment, folder, make=lambda *_: engine))
+    yield Plain(*request.param, experiment, engine, folder)
+    folder.close()
+
+
+@pytest.fixture(scope="module")
+def single(plain: Plain) -> tuple[Experiment, Recording, Server]:
+    """Two rounds with a single client."""
+    experiment = plain.world(clients=1, fraction=1.0, rounds=2)
+    engine = Recording(experiment)
+    return experiment, engine, go(experiment, engine)[0]
 
 
 def reversing(method: Method) -> Method:
@@ -71,107 +119,101 @@ def reversing(method: Method) -> Method:
     return Backwards(**dict(method))
 
 
-def same_state(a: tuple[Server, dict[int, ClientState]], b: tuple[Server, dict[int, ClientState]]) -> bool:
+def same_state(a: State, b: State) -> bool:
     clients = all(equal(a[1][k].local, b[1][k].local) and equal(a[1][k].memory, b[1][k].memory) for k in a[1])
     return a[1].keys() == b[1].keys() and clients and server_to_bytes(a[0]) == server_to_bytes(b[0])
 
 
 @trained
-def test_local_never_goes_up(method: str, tuner: str) -> None:
+def test_local_never_goes_up(plain: Plain) -> None:
     """No reply that leaves a client names a LOCAL parameter or carries what was to be kept."""
-    experiment = world(method, tuner)
-    seen: list[Reply] = []
-
-    class Listening(LocalEngine):
-        def call(self, k: int, task: Task) -> Reply:
-            seen.append(super().call(k, task))
-            return seen[-1]
-
-    go(experiment, Listening(experiment.job, experiment.client_data))
-    local = {name for name, scope in experiment.job.scopes.items() if scope == LOCAL}
-    assert seen
-    assert all(not local & reply.params.keys() and not reply.keep for reply in seen)
-    assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]
+    local = {name for name, scope in plain.experiment.job.scopes.items() if scope == LOCAL}
+    replies = [step.reply for step in plain.engine.steps]
+    assert replies
+    assert all(not local & reply.params.keys() and not reply.keep for reply in replies)
+    assert not [stat for reply in replies for stat in reply.stats if any(name in stat for name in local)]
 
 
 @trained
-def test_something_is_learned(method: str, tuner: str) -> None:
+def test_something_is_learned(plain: Plain) -> None:
     """A law of its own kind: a method that changes nothing would pass all the others."""
-    experiment, server, clients = straight(method, tuner)
+    server, clients = plain.state
+    job = plain.experiment.job
     if server.params:
-        assert not equal(server.params, experiment.job.first_server().params)
+        assert not equal(server.params, job.first_server().params)
     else:  # nothing is shared: everything is the clients' own
-        assert all(not equal(client.local, experiment.job.start) for client in clients.values())
+        assert all(not equal(client.local, job.start) for client in clients.values())
 
 
 @trained
-def test_same_seed_or_permuted_cohort_same_bits(method: str, tuner: str) -> None:
-    once = straight(method, tuner)[1:]
-    assert same_state(once, go(world(method, tuner), backwards=True))
-    other = go(world(method, tuner, seed=4))
-    assert not same_state(once, other)
+def test_same_seed_or_permuted_cohort_same_bits(plain: Plain) -> None:
+    experiment = plain.world()
+    job = replace(experiment.job, method=reversing(experiment.job.method))
+    assert same_state(plain.state, go(replace(experiment, job=job)))
 
 
-@pytest.mark.parametrize(("method", "tuner"), under_law([(m, t) for m, t in TRAINED if METHODS[m].method.neutral]))
-def test_neutral_values_give_fedavg(method: str, tuner: str) -> None:
+@trained
+def test_another_seed_other_bits(plain: Plain) -> None:
+    experiment = plain.world(seed=4)
+    engine = Recording(experiment)
+    run_round(experiment, experiment.job.first_server(), engine)
+
+    def first_round(engine: Recording) -> list[tuple[bytes, bytes]]:
+        steps = [step for step in engine.steps if step.task.round == 0]
+        return [(reply_to_bytes(step.reply), client_to_bytes(step.after)) for step in steps]
+
+    assert not set(first_round(engine)) & set(first_round(plain.engine))
+
+
+@pytest.mark.parametrize("plain", under_law(NEUTRAL), indirect=True)
+def test_neutral_values_give_fedavg(plain: Plain) -> None:
     """Bit for bit, whatever a method calls its shared branch and whatever its server remembers besides."""
-    run = settings(method, tuner)
+    run, method = plain.experiment.run, METHODS[plain.method].method
     same = {f"tuner.{key}": value for key, value in flat(run.tuner.options).items()}
     same |= {f"local.{key}": value for key, value in run.local.model_dump(exclude={"betas"}).items()}
-    neutral = {f"method.{key}": value for key, value in METHODS[method].method.neutral.items()}
+    neutral = {f"method.{key}": value for key, value in method.neutral.items()}
     labels = {f"labels.{key}": value for key, value in run.labels.model_dump().items()}
-    who = {"fraction": 1.0 if METHODS[method].method.everyone_first else 0.6}
-    fedavg = shared(go(world("fedavg", tuner, **same, **labels, **who)))
-    assert equal(shared(go(world(method, tuner, **neutral, **who))), fedavg)
-    assert not equal(shared(go(world(method, tuner, **who))), fedavg)
+    who = {"fraction": 1.0 if method.everyone_first else run.fraction}
+    fedavg = shared(go(world("fedavg", plain.tuner, **same, **labels, **who)))
+    assert equal(shared(go(plain.world(**neutral, **who))), fedavg)
+    assert not equal(shared(go(plain.world(**who)) if method.everyone_first else plain.state), fedavg)
 
 
-def shared(state: tuple[Server, dict[int, ClientState]]) -> Params:
+def shared(state: State) -> Params:
     return {name.removeprefix("global."): value for name, value in state[0].params.items()}
 
 
 @trained
-def test_stop_and_resume_equals_straight_through(method: str, tuner: str, tmp_path: Path) -> None:
-    experiment = world(method, tuner, every=2)
+def test_stop_and_resume_equals_straight_through(plain: Plain, tmp_path: Path) -> None:
+    def rows(folder: RunFolder) -> list[dict[str, Any]]:
+        return [{k: v for k, v in r.items() if k not in {"seconds", "peak_rss_mb"}} for r in folder.rounds()]
 
-    def rows(store: RunFolder) -> list[dict[str, Any]]:
-        return [{k: v for k, v in r.items() if k not in {"seconds", "peak_rss_mb"}} for r in store.rounds()]
-
-    straight = RunFolder.create(tmp_path / "straight", experiment.run, {})
-    list(train(experiment, straight))
-    broken = RunFolder.create(tmp_path / "broken", experiment.run, {})
-    next(train(experiment, broken))  # one round, then the process is gone
-    list(train(world(method, tuner, every=2), broken, resuming=True))
-    assert rows(straight) == rows(broken)
-    assert len(rows(straight)) == experiment.rounds
-    saved, saved_too = straight.resume(), broken.resume()
+    broken = RunFolder.create(tmp_path / "broken", plain.experiment.run, {})
+    next(train(plain.experiment, broken))  # one round, then the process is gone
+    list(train(plain.world(every=2), broken, resuming=True))
+    assert rows(plain.folder) == rows(broken)
+    assert len(rows(broken)) == plain.experiment.rounds
+    saved = broken.resume()
     assert saved is not None
-    assert saved_too is not None
-    assert server_to_bytes(saved[0]) == server_to_bytes(saved_too[0])
+    assert server_to_bytes(saved[0]) == server_to_bytes(plain.state[0])
 
 
 @every
-def test_clip_is_unchanged(method: str, tuner: str) -> None:
-    experiment = straight(method, tuner)[0]
-    assert digest(experiment.job.model.clip) == experiment.weights
-    assert not any(value.requires_grad for value in experiment.job.model.clip.parameters())
+def test_clip_is_unchanged(plain: Plain) -> None:
+    clip = plain.experiment.job.model.clip
+    assert digest(clip) == plain.experiment.weights
+    assert not any(value.requires_grad for value in clip.parameters())
 
 
 @trained
-def test_one_client_is_central_training(method: str, tuner: str) -> None:
+def test_one_client_is_central_training(single: tuple[Experiment, Recording, Server]) -> None:
     """With a single client a round is that client's descent, and nothing the server does changes it."""
-    experiment = world(method, tuner, clients=1, fraction=1.0, rounds=2)
+    experiment, engine, server = single
     reached: Params = {}
     server_has = bool(experiment.job.first_server().params)
-
-    class Following(LocalEngine):
-        def call(self, k: int, task: Task) -> Reply:
-            assert all(torch.equal(task.params[n], reached[n]) for n in reached if n in task.params)
-            reply = super().call(k, task)
-            reached.update(reply.params if server_has else self.clients[k].local)
-            return reply
-
-    server, _ = go(experiment, Following(experiment.job, experiment.client_data))
+    for step in engine.steps:
+        assert all(torch.equal(step.task.params[n], reached[n]) for n in reached if n in step.task.params)
+        reached.update(step.reply.params if server_has else step.after.local)
     assert reached
     averaged = {
         n: v for n, v in server.params.items() if not any(fnmatchcase(n, p) for p in experiment.job.method.made)
@@ -180,22 +222,16 @@ def test_one_client_is_central_training(method: str, tuner: str) -> None:
 
 
 @trained
-def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
+def test_a_pass_is_the_descent_of_its_gradient(plain: Plain, single: tuple[Experiment, Recording, Server]) -> None:
     """The first pass that trains ends where plain SGD along method.gradient ends, over the same batches."""
-    experiment = world(method, tuner, clients=1, fraction=1.0, rounds=1, **WITHOUT_HOLDOUT.get(method, {}))
-    tasks: list[tuple[Task, ClientState, Reply]] = []
-
-    class Keeping(LocalEngine):
-        def call(self, k: int, task: Task) -> Reply:
-            client = self.clients[k]
-            reply = super().call(k, task)
-            tasks.append((task, client, reply))
-            return reply
-
-    engine = Keeping(experiment.job, experiment.client_data)
-    go(experiment, engine)
+    experiment, engine, _ = single
+    if plain.method in WITHOUT_HOLDOUT:
+        experiment = plain.world(clients=1, fraction=1.0, rounds=1, **WITHOUT_HOLDOUT[plain.method])
+        engine = Recording(experiment)
+        go(experiment, engine)
     job = experiment.job
-    task, client, reply = next((t, c, r) for t, c, r in tasks if r.params or not job.first_server().params)
+    step = next(step for step in engine.steps if step.reply.params or not job.first_server().params)
+    task, client, reply = step.task, step.before, step.reply
     theta = theta_of(job, task.params, client)
     (who,) = job.method.everyone(1)
     rng = generator(job.seed, "round", 0, "client", who, task.pass_name)
@@ -212,39 +248,31 @@ def test_a_pass_is_the_descent_of_its_gradient(method: str, tuner: str) -> None:
         0,
         rng,
     )
-    sent = reply.params or engine.clients[who].local
+    sent = reply.params or step.after.local
     assert equal({n: end[n] for n in sent}, sent)
 
 
 @trained
-def test_passes_are_pure(method: str, tuner: str) -> None:
-    """Every visit of a round, made twice, gives the same, and what went in is as it was."""
-    experiment = world(method, tuner, rounds=1)
-    calls: list[tuple[int, Task, ClientState]] = []
-
-    class Keeping(LocalEngine):
-        def call(self, k: int, task: Task) -> Reply:
-            calls.append((k, task, self.clients[k]))
-            return super().call(k, task)
-
-    go(experiment, Keeping(experiment.job, experiment.client_data))
-    assert calls
-    for k, task, client in calls:
-        before = task_to_bytes(task), client_to_bytes(client)
-        first, kept = client_step(experiment.job, k, task, client, experiment.client_data[k])
-        second, kept_too = client_step(experiment.job, k, task, client, experiment.client_data[k])
-        assert equal(first.params, second.params)
-        assert equal(first.stats, second.stats)
-        assert equal(kept.local, kept_too.local)
-        assert equal(kept.memory, kept_too.memory)
-        assert before == (task_to_bytes(task), client_to_bytes(client))
+def test_passes_are_pure(plain: Plain) -> None:
+    """What went into a step is as it was; a step of the first round or a closing one, made again, gives the same."""
+    experiment, steps = plain.experiment, plain.engine.steps
+    assert plain.engine.given == [(task_to_bytes(step.task), client_to_bytes(step.before)) for step in steps]
+    for step in steps:
+        if 0 < step.task.round < experiment.run.rounds:
+            continue
+        pass_, data = experiment.job.find_pass(step.task.pass_name), experiment.client_data[step.client]
+        again, kept = client_step(experiment.job, step.client, pass_, step.task, step.before, data)
+        assert equal(again.params, step.reply.params)
+        assert equal(again.stats, step.reply.stats)
+        assert equal(kept.local, step.after.local)
+        assert equal(kept.memory, step.after.memory)
 
 
 @every
-def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str) -> None:
-    experiment, server, clients = straight(method, tuner)
+def test_predictions_are_finite_and_follow_their_images(plain: Plain) -> None:
+    experiment, (server, clients) = plain.experiment, plain.state
     theta = {**experiment.job.start, **server.params, **clients.get(0, ClientState()).local}
-    x = experiment.tests.pool.fetch(experiment.tests.everything)
+    x = experiment.tests.features.fetch(experiment.tests.everything)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     for predict in (experiment.job.method.predict, experiment.job.method.predict_shared):
         with torch.no_grad():
@@ -257,8 +285,8 @@ def test_predictions_are_finite_and_follow_their_images(method: str, tuner: str)
 
 @trained
 @pytest.mark.parametrize("engine", ["posted"])
-def test_engines_agree(method: str, tuner: str, engine: str) -> None:
-    assert same_state(go(world(method, tuner, engine=engine)), straight(method, tuner)[1:])
+def test_engines_agree(plain: Plain, engine: str) -> None:
+    assert same_state(go(plain.world(engine=engine)), plain.state)
 
 
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -277,14 +305,9 @@ def test_released_methods_obey_too(method: str, tmp_path: Path, monkeypatch: pyt
     def again(**settings: Any) -> Experiment:
         return world(f"{method}-released", tuner, **more, **settings)
 
-    experiment, seen = again(), list[Reply]()
-
-    class Listening(LocalEngine):
-        def call(self, k: int, task: Task) -> Reply:
-            seen.append(super().call(k, task))
-            return seen[-1]
-
-    once = go(experiment, Listening(experiment.job, experiment.client_data))
+    experiment = again()
+    engine = Recording(experiment)
+    once, seen = go(experiment, engine), [step.reply for step in engine.steps]
     local = [name for name, scope in experiment.job.scopes.items() if scope == LOCAL]
     assert any(stat.startswith("velocity.") for reply in seen for stat in reply.stats)
     assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]

@@ -1,4 +1,4 @@
-"""The README's and the quickstart's commands and code, run as written (all but the installs)."""
+"""The commands and the code of README and quickstart work as written (all but the installs)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from conftest import Call
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/quickstart.md")
@@ -27,37 +29,60 @@ def commands() -> list[str]:
     return list(dict.fromkeys(part for part in parts if part.startswith("fedtailor ")))
 
 
-def call(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     where = Path(sys.executable).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{where}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if not any(mark in c for mark in OUTSIDE)])
-def test_command(command: str, tmp_path: Path) -> None:
-    done = call(shlex.split(command), tmp_path)
+def test_command(command: str, call: Call) -> None:
+    """In this process; `fedtailor run` with a single round of its forty."""
+    words = shlex.split(command)[1:]
+    done = call(*words, *(["rounds=1"] if words == ["run"] else []))
+    assert done.code == 0, done.err
+    assert done.out.strip()
+
+
+@pytest.mark.slow
+def test_the_first_command_as_it_is(tmp_path: Path) -> None:
+    assert "fedtailor run" in commands()
+    done = process(["fedtailor", "run"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert "40 rounds in" in done.stdout
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if any(mark in c for mark in OUTSIDE)])
-def test_command_that_needs_a_download_says_so(command: str, tmp_path: Path) -> None:
+def test_command_that_needs_a_download_says_so(command: str, call: Call) -> None:
     """Its settings are right: what stops it is what is missing here, and it says what."""
-    done = call(shlex.split(command), tmp_path)
-    assert done.returncode == 2
-    assert "error:" in done.stderr
-    assert not re.search("unknown|given twice|should be", done.stderr), done.stderr
+    done = call(*shlex.split(command)[1:])
+    assert done.code == 2
+    assert "error:" in done.err
+    assert not re.search("unknown|given twice|should be", done.err), done.err
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python(page: str, tmp_path: Path) -> None:
-    (code,) = blocks(page, "python")
-    assert len([line for line in code.splitlines() if line]) <= 5
-    done = call([sys.executable, "-W", "error", "-c", code], tmp_path)
-    assert done.returncode == 0, done.stderr
-    numbers = [float(n) for n in re.findall(r"\d+\.\d+", done.stdout)]
+def is_an_outcome(printed: str) -> None:
+    numbers = [float(n) for n in re.findall(r"\d+\.\d+", printed)]
     assert len(numbers) == 2
     assert all(0 <= n <= 100 for n in numbers)
+
+
+def test_python_of_the_readme(tmp_path: Path) -> None:
+    """In a process of its own, where a warning is an error."""
+    (code,) = blocks("README.md", "python")
+    assert len([line for line in code.splitlines() if line]) <= 5
+    done = process([sys.executable, "-W", "error", "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    is_an_outcome(done.stdout)
+
+
+def test_python_of_the_quickstart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks("docs/quickstart.md", "python")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "quickstart", "exec"), {})
+    is_an_outcome(capsys.readouterr().out)
 
 
 def test_the_test_command_is_what_ci_runs() -> None:

@@ -39,17 +39,18 @@ from pathlib import Path
 import torch
 import fedtailor
 import sklearn.metrics
-from fedtailor import api, store
-from fedtailor.engines.local import LocalEngine
+from fedtailor.runs import execute, folder as run_folder
+from fedtailor.simulation.local import LocalEngine
 
+RunFolder = run_folder.RunFolder
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)  # what torch imports late, it imports before the forks
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def arm(moment):
-    seen = {"checkpoint.json": 0, "state": 0, "rounds.jsonl": 0, "visits": 0}
-    write, append, call = store.write, store.Store.append, LocalEngine.call
+    seen = {"checkpoint.json": 0, "state": 0, "rounds.jsonl": 0, "steps": 0}
+    write, append, step = run_folder.write_atomic, RunFolder.append, LocalEngine.step
 
     def new_write(path, data):
         name = path.name
@@ -83,14 +84,14 @@ def arm(moment):
         if log == "rounds.jsonl" and seen[log] == 2 and moment == "after the logs":
             die()
 
-    def new_call(self, k, task):
-        seen["visits"] += 1
-        if (moment, seen["visits"]) in {("in the first round", 1), ("within a round", 4)}:
+    def new_step(self, pass_, k, task):
+        seen["steps"] += 1
+        if (moment, seen["steps"]) in {("in the first round", 1), ("within a round", 4)}:
             die()
-        return call(self, k, task)
+        return step(self, pass_, k, task)
 
-    store.write = api.write = new_write
-    store.Store.append, LocalEngine.call = new_append, new_call
+    run_folder.write_atomic = execute.write_atomic = new_write
+    RunFolder.append, LocalEngine.step = new_append, new_step
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ends = {}

@@ -1,9 +1,15 @@
-"""Every method with every tuner it allows, on every partition, with labels and without: a round runs and is tested."""
+"""Methods, the tuners they allow, partitions, labels or none: a round of them runs and is tested.
+
+Every pair of these meets in some case: every tuner each partition, every partition each method. All of them together:
+`pytest -m slow`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import combinations as choose
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,7 @@ from fedtailor.data.dataset import Dataset, histogram
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
 from fedtailor.data.partitions import PARTITIONS
+from fedtailor.methods import METHODS
 from fedtailor.runs.execute import train
 from fedtailor.settings.run import GIVEN
 from fedtailor.simulation.build import assemble
@@ -37,10 +44,54 @@ def dealt(partition: str) -> Federation:
     return federate(places(), PARTITIONS[partition](**OPTIONS.get(partition, {})), CLIENTS, 0)
 
 
-@pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize(("method", "tuner"), combinations())
-def test_a_round_of_everything(method: str, tuner: str, partition: str, labels: str) -> None:
+Case = tuple[str, str, str, str]  # method, tuner, partition, labels
+EVERYTHING: list[Case] = [
+    (*both, where, labels) for both in combinations() for where in PARTITIONS for labels in LABELS
+]
+
+
+def pairs(case: Case) -> set[tuple[tuple[int, str], ...]]:
+    return set(choose(enumerate(case), 2))
+
+
+def all_pairs(cases: Iterable[Case]) -> list[Case]:
+    """A few of the cases, with every pair of values that the cases have: first those with the most new pairs."""
+    found: list[Case] = []
+    seen: set[tuple[tuple[int, str], ...]] = set()
+    for new in range(6, 0, -1):
+        for case in cases:
+            if len(pairs(case) - seen) >= new:
+                found.append(case)
+                seen |= pairs(case)
+    return found
+
+
+PAIRED = all_pairs(EVERYTHING)
+
+
+def test_all_pairs_are_there() -> None:
+    def met(cases: Iterable[Case]) -> set[tuple[tuple[int, str], ...]]:
+        return set().union(*map(pairs, cases))
+
+    assert met(PAIRED) == met(EVERYTHING)
+    assert {method for method, *_ in EVERYTHING} == set(METHODS)
+    assert len(PAIRED) < len(EVERYTHING) / 4
+
+
+@pytest.mark.parametrize("case", PAIRED, ids="-".join)
+def test_a_round(case: Case) -> None:
+    a_round(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_of_everything(method: str) -> None:
+    for case in EVERYTHING:
+        if case[0] == method:
+            a_round(*case)
+
+
+def a_round(method: str, tuner: str, partition: str, labels: str) -> None:
     run = settings(method, tuner, clients=CLIENTS, fraction=1.0, rounds=1, labels=LABELS[labels])
     truths = places().train.labels
     assert truths is not None

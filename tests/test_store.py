@@ -197,7 +197,7 @@ def test_an_occupied_folder_is_told_before_the_work(
     small: dict[str, Any], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for images to be encoded only to hear that the folder is taken."""
-    monkeypatch.setattr("fedtailor.runs.execute.prepare", lambda *_: pytest.fail("the data were prepared"))
+    monkeypatch.setattr("fedtailor.runs.execute.build", lambda *_: pytest.fail("the run was built"))
     with pytest.raises(UserError, match="is not empty"):
         fedtailor.run("promptfl", small, out=run_folder)
 

@@ -63,7 +63,8 @@ SOME = ("text_prompt", "lora", "adapter", "text_prompt+visual_prompt", "resnet")
 def under_law(combinations: Sequence[tuple[str, str]]) -> list[ParameterSet]:
     seldom = [m for m, entry in METHODS.items() if not entry.tuners and m != "fedavg"]
     return [
-        pytest.param(m, t, marks=[pytest.mark.slow] if m in seldom and t not in SOME else []) for m, t in combinations
+        pytest.param((m, t), id=f"{m}-{t}", marks=[pytest.mark.slow] if m in seldom and t not in SOME else [])
+        for m, t in combinations
     ]
 
 

@@ -13,7 +13,7 @@ from inline import inline_engine
 
 from fedtailor.base.errors import UserError
 from fedtailor.base.files import FolderLock, is_locked, write_atomic
-from fedtailor.cli.words import run_of
+from fedtailor.cli.arguments import run_of
 from fedtailor.flower import queue
 from fedtailor.flower.client import SiteFolder, run_client
 from fedtailor.flower.deployment import Deployment

@@ -1,4 +1,4 @@
-"""The command line: a file a verb. Verbs import what they need when they are called: torch takes seconds."""
+"""The command line: a file a verb. Verbs import what they need when called: importing torch takes seconds."""
 
 from __future__ import annotations
 

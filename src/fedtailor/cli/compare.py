@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UserError
-from .words import Json, Quiet, data_word, emit, new_folder, waiting
+from .arguments import Json, Quiet, data_word, new_folder
+from .output import emit, waiting
 
 
 def compare(

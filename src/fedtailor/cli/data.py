@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UserError
-from .words import Json, emit, run_of, waiting
+from .arguments import Json, run_of
+from .output import emit, waiting
 
 data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
 

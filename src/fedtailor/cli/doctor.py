@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from .words import Json, emit, waiting
+from .arguments import Json
+from .output import emit, waiting
 
 
 def doctor(as_json: Json = False) -> None:

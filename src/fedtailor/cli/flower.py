@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from ..base.errors import UserError
+from .arguments import Json, Quiet, Words, run_of
+from .output import emit, waiting
 from .run import print_result
-from .words import Json, Quiet, Words, emit, run_of, waiting
 
 flower_app = typer.Typer(
     help="A federation of real sites, over Flower: TLS, a key for each site.", no_args_is_help=True

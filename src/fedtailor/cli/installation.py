@@ -1,11 +1,11 @@
-"""A look at an installation: what is there, what is missing, what to do about it."""
+"""What `fedtailor doctor` looks at: what is there, what is missing, what to do about it."""
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ def examine() -> list[Finding]:
         Finding("device", f"{find_device('auto')}, {torch.get_num_threads()} threads"),
         bundled(),
         *extras(),
-        vision_package(),
+        Finding("torchvision", f"{'installed' if find_spec('torchvision') else 'not installed'}; not needed here"),
         cache(),
         Finding("data folder", str(default_root())),
         *datasets(),
@@ -61,16 +61,10 @@ def extras() -> list[Finding]:
     return found
 
 
-def vision_package() -> Finding:
-    """Not used here, but a torchvision of another torch breaks packages that people have beside this one."""
-    there = importlib.util.find_spec("torchvision") is not None
-    return Finding("torchvision", "installed; not needed here" if there else "not installed, and not needed", "good")
-
-
 def folder(what: str, path: Path) -> Finding:
     if not path.exists():
         return Finding(what, f"{path}, not made yet", "note")
-    files = [f for f in path.iterdir() if f.is_file()]  # not deeper: a dataset may have a million of them
+    files = [f for f in path.iterdir() if f.is_file()]  # only the top level: a data folder may hold a million files
     return Finding(what, f"{path}, {len(files)} files, {size(sum(f.stat().st_size for f in files))}")
 
 
@@ -83,7 +77,7 @@ def cache() -> Finding:
 
 
 def datasets() -> list[Finding]:
-    """Each set is opened once; its long-tailed version is made from the same files."""
+    """Each dataset, opened once: its long-tailed version is made from the same files."""
     found = []
     for name, source in DATASETS.items():
         if name.endswith("-lt") and name.removesuffix("-lt") in DATASETS:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .words import Json, emit, waiting
+from .arguments import Json
+from .output import emit, waiting
 
 
 def list_(
@@ -25,7 +26,4 @@ def list_(
     with waiting("starting"):
         from . import catalogue
     rows = catalogue.rows(what)
-    if as_json:
-        emit(rows)
-        return
-    Console().print(catalogue.table(rows))
+    emit(rows) if as_json else Console().print(catalogue.table(rows))

@@ -1,4 +1,4 @@
-"""What a run is doing, live, on stderr: only where someone is looking."""
+"""Live progress on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Progress(Callback):
 
 
 class Comparing(Progress, ComparisonCallback):
-    """A bar over all runs, and below it the present one's."""
+    """A bar for all runs, and below it those of the current run."""
 
     def on_run(self, title: str, seed: int, done: int, total: int) -> None:
         if "rounds" in self.tasks:

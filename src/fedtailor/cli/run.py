@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UserError
-from .words import Json, Quiet, Words, data_word, emit, new_folder, run_of, waiting
+from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
+from .output import emit, waiting
 
 
 def run(
@@ -34,19 +35,15 @@ def run(
         folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
     with Progress(enabled=not quiet) as progress:
         try:
-            result = (
-                execute.resume(folder, callback=progress)
-                if resume
-                else execute.run(settings, out=folder, callback=progress)
-            )
+            if resume:
+                result = execute.resume(folder, callback=progress)
+            else:
+                result = execute.run(settings, out=folder, callback=progress)
         except KeyboardInterrupt:
             begun = (folder / "run.toml").is_file()
             told = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
             raise UserError(f"stopped; {told}") from None
-    if as_json:
-        emit(result.summary)
-        return
-    print_result(result.summary, leak=result.run.data.server == "test")
+    emit(result.summary) if as_json else print_result(result.summary, leak=result.run.data.server == "test")
 
 
 def print_result(s: dict[str, Any], leak: bool = False) -> None:

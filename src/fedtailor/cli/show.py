@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .words import Json, emit, waiting
+from .arguments import Json
+from .output import emit, waiting
 
 
 def show(
@@ -18,7 +19,4 @@ def show(
     with waiting("starting"):
         from . import catalogue
     facts = catalogue.method(method)
-    if as_json:
-        emit(facts)
-        return
-    Console().print(catalogue.method_page(facts))
+    emit(facts) if as_json else Console().print(catalogue.method_page(facts))

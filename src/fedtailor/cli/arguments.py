@@ -1,15 +1,11 @@
-"""What the verbs share: arguments, output, and from words to a run."""
+"""Arguments that several verbs take, and what they stand for."""
 
 from __future__ import annotations
 
-import json
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError
 
@@ -20,18 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object on std
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
 
 
-def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
-    """Something to look at while torch is imported or a dataset opened."""
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal and not quiet else nullcontext()
-
-
-def emit(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
 def run_of(words: list[str], seed: int | None = None) -> Any:
-    """The run that a command line's words describe."""
+    """The settings.Run that a command line describes."""
     from ..settings.keys import parse
     from ..settings.run import make_run, read_toml
 
@@ -46,12 +32,6 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
     return make_run(method, settings)
 
 
-def data_word(settings: Any) -> str:
-    """A run's data, as part of a folder's name."""
-    form, colon, path = settings.data.name.partition(":")
-    return f"{form}-{Path(path).resolve().stem}" if colon else form
-
-
 def new_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2 and so on if that is taken."""
     base = Path("runs") / name
@@ -60,3 +40,9 @@ def new_folder(name: str) -> Path:
         n += 1
         folder = base.with_name(f"{base.name}-{n}")
     return folder
+
+
+def data_word(run: Any) -> str:
+    """A run's data, as part of a folder's name."""
+    form, colon, path = run.data.name.partition(":")
+    return f"{form}-{Path(path).resolve().stem}" if colon else form
