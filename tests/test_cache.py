@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.base.errors import UserError
-from fedtailor.cli import doctor
+from fedtailor.cli import installation
 from fedtailor.clip import feature_cache
 from fedtailor.clip.feature_cache import HEADER, MAGIC, NotKept, activations, budget, default_folder, key_of, make_room
 from fedtailor.clip.model import Clip
@@ -84,7 +84,7 @@ def test_chunks(clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: p
     whole = get(clip, tmp_path / "whole")
     monkeypatch.setattr(feature_cache, "CHUNK", 2)
     told: list[tuple[int, int]] = []
-    found = get(clip, tmp_path / "chunks", watch=lambda what, done, total: told.append((done, total)))
+    found = get(clip, tmp_path / "chunks", progress=lambda what, done, total: told.append((done, total)))
     assert encodings == [5, 2, 2, 1]
     assert told == [(2, 5), (4, 5), (5, 5)]
     assert np.allclose(found, whole, atol=1e-6)
@@ -515,11 +515,11 @@ def test_the_doctor_looks_at_it(clip: Clip, tmp_path: Path, allow: Any, monkeypa
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     filled(clip, tmp_path, "a")
     allow(3.5e9)
-    found = {finding.what: finding for finding in doctor.examine()}["feature cache"]
+    found = {finding.what: finding for finding in installation.examine()}["feature cache"]
     assert found.found == f"{tmp_path}, 1 files, 4.4 kB; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
     assert found.verdict == "good"
     monkeypatch.setenv("FEDTAILOR_CACHE_GB", "much")
-    assert (doctor.cache().verdict, "'much'" in doctor.cache().found) == ("bad", True)
+    assert (installation.cache().verdict, "'much'" in installation.cache().found) == ("bad", True)
 
 
 # --- two at once ----------------------------------------------------------------------------------------------------
