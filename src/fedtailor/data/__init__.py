@@ -20,7 +20,7 @@ Loader = Callable[[Path], Dataset]
 
 @dataclass(frozen=True)
 class Source:
-    """How a dataset is opened. `imbalance` is the long tail it gets unless told otherwise, None one it brings along."""
+    """How a dataset is opened. `imbalance` is its long tail unless told otherwise; None: it has one of its own."""
 
     load: Loader
     imbalance: float | None = 1.0

@@ -36,7 +36,7 @@ def site_session(charter: Invitation, data: str, backbone: str = "", device: str
     """A site's: its own pictures under the federation's class names, and the CLIP that the server has."""
     run = site_run(charter, data, backbone, device)
     dataset = for_site(data, None, charter.classes)
-    dataset = replace(dataset, template=charter.template, normal=charter.normal)
+    dataset = replace(dataset, template=charter.template, paper=charter.paper)
     if run.make_method().trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")
     checkpoint = load(run.backbone.name)

@@ -9,9 +9,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from .files import PHOTO, SUFFIXES, class_names, every, folders, listed, pictures, readable
-
-STEP = 5  # without a test folder, every fifth picture of a class (by name) is for testing
+from .files import PHOTO, SUFFIXES, class_names, folders, hold_out, listed, pictures, readable
 
 
 def folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
@@ -28,7 +26,7 @@ def folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
 
 
 def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, where there need not be pictures to train on, nor to test on."""
+    """The same, but training pictures and test pictures may be missing."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
     if any((root / part).is_dir() for part in ("train", "test")):
@@ -36,7 +34,7 @@ def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
     else:
         names = class_names(root / "classes.txt", folders(root), root, otherwise)
         both = labelled(root, "", names)
-        train, test = (both.subset(part) for part in every(np.asarray(both.labels), STEP))
+        train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels)))
     return Dataset(f"folder:{root}", tuple(map(readable, names)), PHOTO, train, test)
 
 
@@ -52,7 +50,7 @@ def two_parts(root: Path, otherwise: Sequence[str]) -> tuple[list[str], Split, S
         raise UserError(f"{root / 'test' / stray[0]} has no label; put test pictures into one folder per class")
     names = class_names(root / "classes.txt", sorted({*train_names, *test_names}), root, otherwise)
     heap = listed(root, [f"train/{name}" for name in loose], None)
-    return names, heap if loose else labelled(root, "train", names), labelled(root, "test", names)
+    return names, heap if loose else labelled(root, "train/", names), labelled(root, "test/", names)
 
 
 def inside(part: Path) -> tuple[list[str], list[str]]:
@@ -61,7 +59,7 @@ def inside(part: Path) -> tuple[list[str], list[str]]:
 
 def labelled(root: Path, part: str, names: list[str]) -> Split:
     found = [
-        (f"{part}/{name}/{picture}" if part else f"{name}/{picture}", label)
+        (f"{part}{name}/{picture}", label)
         for label, name in enumerate(names)
         if (root / part / name).is_dir()
         for picture in pictures(root / part / name)

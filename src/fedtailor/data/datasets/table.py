@@ -13,9 +13,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from .files import PHOTO, class_names, every, listed, readable
-
-STEP = 5  # without a split column, every fifth row of a class is for testing
+from .files import PHOTO, class_names, hold_out, listed, readable
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ COLUMNS = tuple(field.name for field in fields(TableRow))
 
 
 def table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The pictures of a CSV file; `otherwise` are the class names where it has none, nor a `classes.txt` beside it."""
+    """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
     dataset = any_table(path, otherwise)
     if len(dataset.train) == 0:
         raise UserError(f"{path} has no train rows; write train into the split column of some")
@@ -40,7 +38,7 @@ def table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
 
 
 def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, where there need not be pictures to train on."""
+    """The same, but there may be no pictures to train on."""
     rows = read_rows(path)
     train, test = divided(path, rows)
     if test and not filled(path, test, "label", "test"):
@@ -65,7 +63,7 @@ def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
 
 
 def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[TableRow]]:
-    """Train and test rows, by the split column or, where no row has one, every fifth of a class."""
+    """Train and test rows, by the split column or, if it is empty, every fifth of a class for testing."""
     if filled(path, rows, "split", "data"):
         if wrong := [row for row in rows if row.split not in ("train", "test")]:
             raise UserError(f"{path}: split must be train or test, got {wrong[0].split!r} for {wrong[0].path}")
@@ -73,12 +71,12 @@ def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[Tabl
     if not filled(path, rows, "label", "data"):
         return rows, []
     _, labels = np.unique([row.label for row in rows], return_inverse=True)
-    train, test = every(labels.astype(np.int64), STEP)
+    train, test = hold_out(labels.astype(np.int64))
     return [rows[index] for index in train], [rows[index] for index in test]
 
 
 def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
-    """Whether a column is filled in all these rows; in some only is an error."""
+    """Whether a column is filled in all these rows rather than in none; anything between is an error."""
     empty = [row for row in rows if not getattr(row, column)]
     if empty and len(empty) < len(rows):
         raise UserError(
@@ -119,7 +117,7 @@ def read_rows(path: Path) -> list[TableRow]:
 
 
 def check_header(path: Path, header: list[str]) -> None:
-    # Other columns are the user's own business, but a misspelt one would silently mean "unlabelled".
+    # Users may have columns of their own, but a misspelt one would silently mean "unlabelled".
     for column in header:
         near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
         if column not in COLUMNS and near and near[0] not in header:

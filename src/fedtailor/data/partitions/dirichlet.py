@@ -8,18 +8,14 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import TRIES, Deal, PartitionSettings, Shares, capped, cut, enough, labels_of
+from .base import TRIES, Alpha, Deal, Partition, Shares, capped, cut, enough, labels_of
 
 
-class Dirichlet(PartitionSettings):
+class Dirichlet(Partition):
     """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
 
-    alpha: float = Field(
-        0.1,
-        gt=0,
-        allow_inf_nan=False,
-        title="α",
-        description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL.",
+    alpha: Alpha = Field(
+        0.1, description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL."
     )
     min_size: int = Field(
         10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import PartitionSettings, Shares, enough, pair, random_parts
+from .base import Partition, Shares, enough, pair, random_parts
 
 
-class Iid(PartitionSettings):
+class Iid(Partition):
     """Every client holds an equal, random part."""
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:

@@ -9,24 +9,18 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import PartitionSettings, Share, Shares, Weights, enough, labels_of
+from .base import Alpha, Partition, Share, Shares, Weights, enough, labels_of
 
 
-class Pachinko(PartitionSettings):
+class Pachinko(Partition):
     """CIFAR-100-LT in CAPT's and FedPuReL's code: every client draws its own mixture of super-classes, then of classes.
 
     Training and test pictures are drawn from one pool, so that a client's test set follows the same mixture.
     All pools are equally large; what is left over goes to nobody.
     """
 
-    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Over super-classes; small is skewed.")
-    alpha_fine: float = Field(
-        10.0,
-        gt=0,
-        allow_inf_nan=False,
-        title="α_fine",
-        description="Concentration over the classes of a super-class.",
-    )
+    alpha: Alpha = Field(0.1, description="Over super-classes; small is skewed.")
+    alpha_fine: Alpha = Field(10.0, title="α_fine", description="Concentration over the classes of a super-class.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         labels, test_labels = labels_of(dataset, "pachinko")

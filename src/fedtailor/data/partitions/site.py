@@ -7,10 +7,10 @@ import numpy as np
 from ...base.errors import UserError
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import PartitionSettings, Share, Shares, pair, random_parts
+from .base import Partition, Share, Shares, pair, random_parts
 
 
-class BySite(PartitionSettings):
+class BySite(Partition):
     """A client is a place the pictures come from. Test pictures without a place are dealt out evenly at random."""
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
