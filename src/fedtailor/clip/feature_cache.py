@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..base.errors import UserError
 from ..base.progress import ProgressFn
 from ..data.dataset import Images, Indices
 from ..data.preprocess import Preprocess
+from .block import Rng
 from .model import Clip
 from .vision import ImageTower
 
@@ -95,9 +96,7 @@ class Encoder:
         parts = [FORMAT, self.digest, images.fingerprint, repr(self.transform), self.stage, str(self.precision)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def chunks(
-        self, images: Images, indices: Sequence[int] | Indices, rng: torch.Generator | None = None
-    ) -> Iterator[Tensor]:
+    def chunks(self, images: Images, indices: Sequence[int] | Indices, rng: Rng = None) -> Iterator[Tensor]:
         for begin in range(0, len(indices), CHUNK):
             views = [self.transform(images.read(int(i)), rng) for i in indices[begin : begin + CHUNK]]
             yield self.encode(torch.stack(views))
@@ -123,18 +122,11 @@ def encode_to_stage(tower: ImageTower, pixels: Tensor, stage: str) -> Tensor:
     if stage != "features":
         return tower(pixels, "pixels", stage)
     # The read-out has one query a picture, and fused attention then rounds differently from thread to thread.
-    below = tower.stages[-3]
+    below, threads = tower.stages[-3], torch.get_num_threads()
     x = tower(pixels, "pixels", below)
-    with one_thread():
-        return tower(x, below, stage)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        return tower(x, below, stage)
     finally:
         torch.set_num_threads(threads)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..clip.model import Clip
-from ..clip.vision import EMBEDDED, ModifiedResNet, Prompt
+from ..clip.vision import EMBEDDED, Prompt
 from ..core.bend import Bend
 from ..core.initial import normal
 from ..core.model import Model, Tuner
@@ -37,8 +37,8 @@ class VisualPrompt(Tuner):
             )
         if self.mode == "kept" and depth > 1:
             raise UserError("mode=kept carries one set of tokens through the tower: depth=1, or mode=dropped|replaced")
-        if isinstance(clip.vision, ModifiedResNet) and (self.first or self.mode != "kept"):
-            raise UserError("a ResNet has one place for a prompt: first=0 and mode=kept")
+        if self.mode != "kept" and not clip.vision.later_prompts:
+            raise UserError(f"{clip.vision.kind} has one place for a prompt: first=0 and mode=kept")
         return range(self.first, self.first + depth)
 
     def stage(self, clip: Clip) -> str:
