@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .aggregation import even, weighted_mean
+from .bend import Bend, Context
+from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss
 from .method import Method, branch, resolve, two_branches
 from .model import Model, Tuner
@@ -27,7 +29,8 @@ from .types import (
 )  # fmt: skip
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Cluster", "Each", "Gradient", "LocalTraining", "Me",
-    "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner", "View", "branch", "even",
-    "gradient_of", "log_prior", "optimise", "resolve", "task_loss", "two_branches", "weighted_mean",
+    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Gradient",
+    "LocalTraining", "Me", "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner", "View",
+    "branch", "even", "gradient_of", "linear", "linear_init", "log_prior", "normal", "optimise", "resolve", "task_loss",
+    "two_branches", "weighted_mean",
 ]  # fmt: skip

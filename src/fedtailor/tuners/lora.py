@@ -10,9 +10,7 @@ from pydantic import Field, field_validator
 from ..base.errors import UserError
 from ..clip.block import LowRank
 from ..clip.model import Clip
-from ..core.bend import Bend
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner
 
 
 class Lora(Tuner):
