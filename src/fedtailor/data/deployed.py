@@ -11,20 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import UserError
-from . import Loader, open_dataset
+from . import FORMS, Loader, open_dataset
 from .dataset import Dataset, Split
-from .datasets.folder import any_folder, folder
-from .datasets.table import any_table, table
 
 
 def for_server(name: str, root: Path | None = None) -> Dataset:
     """A dataset that may have no training pictures, or no pictures at all if `classes.txt` names the classes."""
-    return open_with(name, root, {"folder": any_folder, "csv": any_table})
+    return open_with(name, root, {form: partial(load, must_train=False) for form, load in FORMS.items()})
 
 
 def for_site(name: str, root: Path | None, classes: Sequence[str]) -> Dataset:
     """A site's dataset under the federation's class names; it may consist of unlabelled pictures alone."""
-    loaders = {"folder": partial(folder, otherwise=classes), "csv": partial(table, otherwise=classes)}
+    loaders = {form: partial(load, otherwise=classes) for form, load in FORMS.items()}
     return with_classes(open_with(name, root, loaders), classes)
 
 

@@ -79,10 +79,8 @@ def check_writable(federation: Federation, out: Path) -> None:
     if federation.server is not None:
         raise UserError("data.server keeps training images for the server, which no site has; leave it out")
     if empty := np.flatnonzero(federation.sizes == 0).tolist():
-        raise UserError(
-            f"site-{empty[0]} would have nothing to train on; take fewer clients than {federation.clients}, "
-            "or another partition"
-        )
+        fewer = f"fewer clients than {federation.clients}, or another partition"
+        raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")
 
 
 def folder_names(dataset: Dataset) -> list[str]:

@@ -48,9 +48,7 @@ class Federation:
 
     def _table(self, labels: Indices | None, held: list[Indices], what: str) -> Indices:
         if labels is None:
-            raise UserError(
-                f"the {what} pictures of {self.dataset.name} have no labels, so they cannot be counted by class"
-            )
+            raise UserError(f"the {what} pictures of {self.dataset.name} have no labels to count them by class")
         return np.stack([histogram(labels[indices], len(self.dataset.classes)) for indices in held])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +23,41 @@ PAPER100 = PaperPreprocess(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0
 Part = tuple[Pixels, Indices]  # colour planes (N, 3072); labels (N, 1), or super-classes and classes (N, 2)
 
 
-@dataclass(frozen=True)
-class Release:
-    """Where the class names of each version are, under which key, and the keys of the label columns."""
-
-    title: str
-    binary: str
-    python: str
-    names: str
-    labels: tuple[str, ...]
-
-
-CIFAR10 = Release(
-    "CIFAR-10", "cifar-10-batches-bin/batches.meta.txt", "cifar-10-batches-py/batches.meta", "label_names", ("labels",)
-)
-CIFAR100 = Release(
-    "CIFAR-100", "cifar-100-binary/fine_label_names.txt", "cifar-100-python/meta", "fine_label_names",
-    ("coarse_labels", "fine_labels"),
-)  # fmt: skip
-
-
 def cifar10(root: Path) -> Dataset:
-    names, read = find_version(root, CIFAR10)
+    files = ("cifar-10-batches-bin/batches.meta.txt", "cifar-10-batches-py/batches.meta")
+    names, read = find_version(root, "CIFAR-10", *files, "label_names", ("labels",))
     train, test = read(*(f"data_batch_{number}" for number in range(1, 6))), read("test_batch")
-    return Dataset("cifar10", named(names), PHOTO, split(train, names), split(test, names), paper=PAPER10)
+    classes = tuple(map(readable, names))
+    return Dataset("cifar10", classes, PHOTO, split(train, names), split(test, names), paper=PAPER10)
 
 
 def cifar100(root: Path) -> Dataset:
-    names, read = find_version(root, CIFAR100)
+    files = ("cifar-100-binary/fine_label_names.txt", "cifar-100-python/meta")
+    names, read = find_version(root, "CIFAR-100", *files, "fine_label_names", ("coarse_labels", "fine_labels"))
     train, test = read("train"), read("test")
-    parts = split(train, names), split(test, names)
+    parts, classes = (split(train, names), split(test, names)), tuple(map(readable, names))
     coarse, fine = np.concatenate([train[1], test[1]]).T
-    return Dataset("cifar100", named(names), PHOTO, *parts, parents(fine, coarse, names), paper=PAPER100)
+    return Dataset("cifar100", classes, PHOTO, *parts, parents(fine, coarse, names), paper=PAPER100)
 
 
-def find_version(root: Path, release: Release) -> tuple[list[str], Callable[..., Part]]:
-    """The class names, and a function that reads some of the other files, of the version that is there."""
-    binary = (root / release.binary).parent.is_dir()
-    version, file = ("binary", release.binary) if binary else ("python", release.python)
-    download = f"the {release.title} {version} version {TORONTO}"
-    meta = need(root / file, download)
+def find_version(
+    root: Path, title: str, binary: str, python: str, names: str, labels: tuple[str, ...]
+) -> tuple[list[str], Callable[..., Part]]:
+    """The class names and a function that reads other files, of the version that is there.
+
+    `binary` and `python` are the versions' files of class names, `names` and `labels` are keys of the python version.
+    """
+    is_binary = (root / binary).parent.is_dir()
+    download = f"the {title} {'binary' if is_binary else 'python'} version {TORONTO}"
+    meta = need(root / (binary if is_binary else python), download)
 
     def read(*batches: str) -> Part:
-        paths = [need(meta.with_name(f"{name}.bin" if binary else name), download) for name in batches]
-        parts = [records(path, len(release.labels)) if binary else batch(path, release.labels) for path in paths]
-        planes, labels = zip(*parts, strict=True)
-        return np.concatenate(planes), np.concatenate(labels)
+        paths = [need(meta.with_name(f"{name}.bin" if is_binary else name), download) for name in batches]
+        parts = [records(path, len(labels)) if is_binary else batch(path, labels) for path in paths]
+        planes, columns = zip(*parts, strict=True)
+        return np.concatenate(planes), np.concatenate(columns)
 
-    return read_lines(meta) if binary else texts(meta, release.names), read
-
-
-def named(names: list[str]) -> tuple[str, ...]:
-    return tuple(map(readable, names))
+    return read_lines(meta) if is_binary else texts(meta, names), read
 
 
 def split(part: Part, names: list[str]) -> Split:

@@ -96,15 +96,11 @@ def class_names(path: Path, found: list[str], where: Path, otherwise: Sequence[s
     """The names in `classes.txt` if there is one, in its order; else those that were found; else `otherwise`."""
     if not path.is_file():
         if not found and not otherwise:
-            raise UserError(
-                f"{where} names no classes; write their names into {path}, one a line, or label test pictures"
-            )
+            raise UserError(f"{where} names no classes; write their names into {path}, a line each, or label pictures")
         return found or list(otherwise)
     names = read_lines(path)
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UserError(f"{path} names the class {twice[0]!r} twice; keep one")
     if strangers := sorted(set(found) - set(names)):
-        raise UserError(
-            f"{where} has the class {strangers[0]!r}, which {path} does not name; add it there or rename it"
-        )
+        raise UserError(f"{where} has the class {strangers[0]!r}, which {path} lacks; add it there or rename it")
     return names

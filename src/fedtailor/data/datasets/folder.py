@@ -12,21 +12,11 @@ from ..dataset import Dataset, Split
 from .files import PHOTO, SUFFIXES, class_names, folders, hold_out, listed, pictures, readable
 
 
-def folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
+def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """`root/train/<class>/…` and `root/test/<class>/…`, or `root/<class>/…`, or unlabelled pictures in `root/train`.
 
-    `otherwise` are the class names where the folder itself has none.
+    `otherwise` are the class names if the folder itself has none. Without `must_train`, there may be no pictures.
     """
-    dataset = any_folder(root, otherwise)
-    if (root / "test").is_dir() and not (root / "train").is_dir():
-        raise UserError(f"{root} has test/ but no train/; add train/, or put the class folders straight into {root}")
-    if len(dataset.train) == 0:
-        raise UserError(f"{root} has no pictures to train on; their names must end in {', '.join(sorted(SUFFIXES))}")
-    return dataset
-
-
-def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, but training pictures and test pictures may be missing."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
     if any((root / part).is_dir() for part in ("train", "test")):
@@ -35,6 +25,10 @@ def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
         names = class_names(root / "classes.txt", folders(root), root, otherwise)
         both = labelled(root, "", names)
         train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels)))
+    if must_train and (root / "test").is_dir() and not (root / "train").is_dir():
+        raise UserError(f"{root} has test/ but no train/; add train/, or put the class folders straight into {root}")
+    if must_train and not len(train):
+        raise UserError(f"{root} has no pictures to train on; their names must end in {', '.join(sorted(SUFFIXES))}")
     return Dataset(f"folder:{root}", tuple(map(readable, names)), PHOTO, train, test)
 
 

@@ -21,27 +21,21 @@ def imagenet_lt(root: Path) -> Dataset:
     """Liu et al., CVPR 2019. Labels count the WordNet ids in alphabetical order."""
     lists, images = root / "imagenet-lt", root / "imagenet"
     need(images, "ImageNet (ILSVRC 2012) from image-net.org, with the folders train and val")
-    names_file = need(
-        lists / "classnames.txt",
-        "classnames.txt, the list of readable ImageNet class names in the CoOp repository on GitHub",
-    )
+    download = "classnames.txt, the list of readable ImageNet class names in the CoOp repository on GitHub"
+    names_file = need(lists / "classnames.txt", download)
     names = dict(sorted(read_pairs(names_file)))
     numbers = {wordnet: number for number, wordnet in enumerate(names)}
 
     def split(name: str) -> Split:
-        path = need(
-            lists / f"ImageNet_LT_{name}.txt",
-            "the ImageNet-LT lists linked from the OpenLongTailRecognition (OLTR) repository on GitHub",
-        )
+        download = "the ImageNet-LT lists linked from the OpenLongTailRecognition (OLTR) repository on GitHub"
+        path = need(lists / f"ImageNet_LT_{name}.txt", download)
         paths, labels = [], []
         for line in read_lines(path):
             picture, _, text = line.rpartition(" ")
             label = whole_number(text, path)
             wordnet = next((part for part in Path(picture).parts if part in numbers), None)
             if not 0 <= label < len(names) or (wordnet is not None and numbers[wordnet] != label):
-                raise UserError(
-                    f"{path}: {line!r} does not agree with {names_file}; the files are of different editions"
-                )
+                raise UserError(f"{path}: {line!r} contradicts {names_file}; the files are of different editions")
             paths.append(picture)
             labels.append(label)
         return listed(images, paths, labels)
@@ -67,29 +61,23 @@ def dtd(root: Path) -> Dataset:
 
 def resisc45(root: Path) -> Dataset:
     """No official split: lists beside the folder decide, or else every second picture of a class is for testing."""
-    images = need(
-        root / "NWPU-RESISC45", "NWPU-RESISC45 from its authors at Northwestern Polytechnical University and unpack it"
-    )
+    download = "NWPU-RESISC45 from its authors at Northwestern Polytechnical University and unpack it"
+    images = need(root / "NWPU-RESISC45", download)
     names = folders(images)
     files = [root / f"resisc45-{part}.txt" for part in ("train", "test")]
     if any(file.exists() for file in files):
         for file in files:
             need(file, "the other half of this split (or remove both lists for the built-in split)")
-        # Lists circulate with and without the folder, which the file's own name repeats: airplane_001.jpg.
-        train, test = (
-            by_folder(
-                images,
-                [line if "/" in line else f"{line.rpartition('_')[0]}/{line}" for line in read_lines(file)],
-                names,
-            )
-            for file in files
-        )
+        train, test = (by_folder(images, [in_folder(line) for line in read_lines(file)], names) for file in files)
     else:
-        all_pictures = by_folder(
-            images, [f"{name}/{file}" for name in names for file in pictures(images / name)], names
-        )
-        train, test = (all_pictures.subset(part) for part in hold_out(np.asarray(all_pictures.labels), 2))
+        both = by_folder(images, [f"{name}/{file}" for name in names for file in pictures(images / name)], names)
+        train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels), 2))
     return Dataset("resisc45", tuple(map(readable, names)), BARE_PHOTO, train, test)
+
+
+def in_folder(line: str) -> str:
+    """Lists circulate with and without the folder, which the file's own name repeats: airplane_001.jpg."""
+    return line if "/" in line else f"{line.rpartition('_')[0]}/{line}"
 
 
 def cub(root: Path) -> Dataset:
@@ -115,13 +103,9 @@ def cub(root: Path) -> Dataset:
 def ucf101(root: Path) -> Dataset:
     """UCF101's first split, one frame from the middle of each video, as prepared for CoOp."""
     lists = root / "ucfTrainTestlist"
-    download = (
-        "the UCF101 train/test splits for action recognition from the University of Central Florida and unpack them"
-    )
-    images = need(
-        root / "UCF-101-midframes",
-        "UCF-101-midframes, linked from the CoOp repository's DATASETS page on GitHub, and unpack it",
-    )
+    frames = "UCF-101-midframes, linked from the CoOp repository's DATASETS page on GitHub, and unpack it"
+    download = "the UCF101 train/test splits from the University of Central Florida and unpack them"
+    images = need(root / "UCF-101-midframes", frames)
     names = [name for _, name in read_pairs(need(lists / "classInd.txt", download))]
 
     def split(part: str) -> Split:
@@ -149,7 +133,5 @@ def class_numbers(found: Sequence[str], names: Sequence[str], where: Path) -> li
     numbers = {name: number for number, name in enumerate(names)}
     for name in found:
         if name not in numbers:
-            raise UserError(
-                f"a list names the class {name!r}, which {where} does not have; the download is not complete"
-            )
+            raise UserError(f"a list names the class {name!r}, which {where} lacks; the download is not complete")
     return [numbers[name] for name in found]

@@ -29,22 +29,14 @@ class TableRow:
 COLUMNS = tuple(field.name for field in fields(TableRow))
 
 
-def table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
+def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
-    dataset = any_table(path, otherwise)
-    if len(dataset.train) == 0:
-        raise UserError(f"{path} has no train rows; write train into the split column of some")
-    return dataset
-
-
-def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, but there may be no pictures to train on."""
     rows = read_rows(path)
     train, test = divided(path, rows)
+    if must_train and not train:
+        raise UserError(f"{path} has no train rows; write train into the split column of some")
     if test and not filled(path, test, "label", "test"):
-        raise UserError(
-            f"{path}: the test rows have no labels, so nothing can be tested; label them or make them train rows"
-        )
+        raise UserError(f"{path}: the test rows have no labels to test with; label them or make them train rows")
     found = sorted({row.label for row in rows if row.label})
     names = class_names(path.with_name("classes.txt"), found, path, otherwise)
     numbers = {name: number for number, name in enumerate(names)}
@@ -88,9 +80,7 @@ def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
 
 def read_rows(path: Path) -> list[TableRow]:
     if not path.is_file():
-        raise UserError(
-            f"{path} is not a file; give a CSV file with a header: path and, as far as known, label, split, site"
-        )
+        raise UserError(f"{path} is not a file; give a CSV file with a header: path and, if known, label, split, site")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = [line for line in csv.reader(file, strict=True) if line] or [[]]
@@ -101,9 +91,7 @@ def read_rows(path: Path) -> list[TableRow]:
     rows = []
     for number, line in enumerate(lines, 1):
         if len(line) != len(header):
-            raise UserError(
-                f'{path}, row {number} has {len(line)} fields, the header {len(header)}; quote commas with "…"'
-            )
+            raise UserError(f"{path}, row {number} has {len(line)} fields, the header {len(header)}; quote commas")
         values = {column: value.strip() for column, value in zip(header, line, strict=True) if column in COLUMNS}
         if not values["path"]:
             raise UserError(f"{path}, row {number} has no path; fill it in or remove the row")
@@ -123,8 +111,6 @@ def check_header(path: Path, header: list[str]) -> None:
         if column not in COLUMNS and near and near[0] not in header:
             raise UserError(f"{path}: unknown column {column!r}; did you mean {near[0]!r}?")
     if "path" not in header:
-        raise UserError(
-            f"{path} has no column 'path', its header is {', '.join(header)!r}; add one with the pictures' files"
-        )
+        raise UserError(f"{path} has no column 'path' with the pictures' files, only {', '.join(header)!r}; add it")
     if twice := [column for column in COLUMNS if header.count(column) > 1]:
         raise UserError(f"{path} has the column {twice[0]!r} twice; remove one")

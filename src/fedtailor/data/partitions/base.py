@@ -83,17 +83,17 @@ def pair(train: list[Indices], test: list[Indices]) -> Shares:
     return tuple(Share(*both) for both in zip(train, test, strict=True))
 
 
-def labels_of(dataset: Dataset, partition: str) -> tuple[Indices, Indices]:
+def labels_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> tuple[Indices, Indices]:
+    """The training and the test labels, of which the partition of that name needs both."""
     labels, test_labels = dataset.train.labels, dataset.test.labels
     if labels is None or test_labels is None:
-        which = "training" if labels is None else "test"
-        raise UserError(
-            f"partition {partition} needs labels and the {which} pictures of {dataset.name} have none; take iid or site"
-        )
+        which = f"the {'training' if labels is None else 'test'} pictures of {dataset.name}"
+        raise UserError(f"partition {name} needs labels and {which} have none; take iid or site")
+    check_size(dataset, clients, least)
     return labels, test_labels
 
 
-def enough(dataset: Dataset, clients: int, least: int = 1) -> None:
+def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
     pictures, least = len(dataset.train), max(least, 1)
     if clients < 1:
         raise UserError(f"clients must be 1 or more, got {clients}")

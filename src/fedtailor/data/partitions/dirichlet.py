@@ -1,4 +1,4 @@
-"""Label skew: each class is dealt out by Dirichlet shares, clients that are full get no more."""
+"""Label skew: each class is dealt out by Dirichlet shares; clients that are full get no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import TRIES, Alpha, Deal, Partition, Shares, capped, cut, enough, labels_of
+from .base import TRIES, Alpha, Deal, Partition, Shares, capped, cut, labels_for
 
 
 class Dirichlet(Partition):
@@ -28,11 +28,9 @@ class Dirichlet(Partition):
     )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "dirichlet")
-        enough(dataset, clients, self.min_size)
+        labels, test_labels = labels_for("dirichlet", dataset, clients, self.min_size)
         min_test = self.min_size if self.min_test is None else self.min_test
-        if len(test_labels) == 0:
-            min_test = 0
+        min_test = min_test if len(test_labels) else 0
         for _ in range(TRIES):
             dealt = self._deal(labels, test_labels, len(dataset.classes), clients, rng)
             if all(len(train) >= self.min_size and len(test) >= min_test for train, test in dealt):

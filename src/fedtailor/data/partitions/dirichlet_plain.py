@@ -7,7 +7,7 @@ from pydantic import Field
 
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import Alpha, Deal, Partition, Shares, capped, cut, enough, labels_of
+from .base import Alpha, Deal, Partition, Shares, capped, cut, labels_for
 
 
 class PlainDirichlet(Partition):
@@ -16,8 +16,7 @@ class PlainDirichlet(Partition):
     alpha: Alpha = Field(0.1, description="Of the label skew; small is skewed.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "dirichlet-plain")
-        enough(dataset, clients)
+        labels, test_labels = labels_for("dirichlet-plain", dataset, clients)
         dealt = Deal(clients)
         everyone = np.ones(clients, dtype=np.bool_)
         for label in range(len(dataset.classes)):

@@ -8,7 +8,7 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import Deal, Partition, Shares, enough, labels_of
+from .base import Deal, Partition, Shares, labels_for
 
 
 class Quantity(Partition):
@@ -21,8 +21,7 @@ class Quantity(Partition):
     least: int = Field(10, ge=0, description="Pictures a client gets at least, spread over all classes.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "quantity")
-        enough(dataset, clients)
+        labels, test_labels = labels_for("quantity", dataset, clients)
         C, holders = len(dataset.classes), int(self.share * clients)
         if holders == 0:
             needed = int(np.ceil(1 / self.share))
@@ -32,9 +31,7 @@ class Quantity(Partition):
         for label in range(C):
             chosen = np.flatnonzero(left > 0)[:holders]  # a started quota is used up whole, as released
             if len(chosen) == 0:
-                raise UserError(
-                    f"partition quantity: share={self.share} leaves class {label} of {C} to nobody; raise share"
-                )
+                raise UserError(f"partition quantity: share={self.share} leaves class {label} to nobody; raise it")
             left[chosen] -= 1
             train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
             pieces, test_pieces = (self._cut(members, len(chosen), C, clients, rng) for members in (train, test))

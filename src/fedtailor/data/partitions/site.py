@@ -16,14 +16,12 @@ class BySite(Partition):
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         sites, test_sites = dataset.train.sites, dataset.test.sites
         if sites is None:
-            raise UserError(
-                f"partition site needs to know each picture's site and {dataset.name} does not say; take iid"
-            )
+            raise UserError(f"partition site needs each picture's site and {dataset.name} does not say; take iid")
         found = np.unique(sites)
-        if len(found) != clients:
+        if (count := len(found)) != clients:
             raise UserError(
-                f"partition site: {dataset.name} has {len(found)} sites and was to go to {clients} clients; "
-                f"set clients={len(found)}"
+                f"partition site: {dataset.name} has {count} sites and was to go to {clients} clients; "
+                f"set clients={count}"
             )
         if test_sites is None:
             return pair([np.flatnonzero(sites == site) for site in found], random_parts(dataset.test, clients, rng))
