@@ -2,10 +2,10 @@
 
     python scripts/pretrain.py                    # about 15 minutes on two cores; writes src/fedtailor/clip/bundled
 
-Nothing is downloaded. The world it learns from is drawn by the pen of `fedtailor.data.datasets.drawn`, but is wider than that
-dataset: every texture × colour × shape, in many styles, some common, some rare. Half of its captions are careful, the
-other half as loose as people's are. So the model comes out knowing some of `drawn`'s classes well and others hardly at
-all, as CLIP does with real ones, and a better context than "a photo of a" can be learned.
+Nothing is downloaded. The world it learns from is drawn by the pen of `fedtailor.data.datasets.drawn`, but is wider
+than that dataset: every texture × colour × shape, in many styles, some common, some rare. Half of its captions are
+careful, the other half as loose as people's are. So the model comes out knowing some of `drawn`'s classes well and
+others hardly at all, as CLIP does with real ones, and a better context than "a photo of a" can be learned.
 """
 
 from __future__ import annotations
@@ -425,9 +425,9 @@ seen 32 × 32 pictures of simple figures drawn by code. Nothing measured on it r
     python scripts/pretrain.py --steps {steps} --size {size} --rate {rate} --seed {seed}
 
 in fedtailor's repository: CLIP's contrastive loss on {seen:,} pictures, each drawn for one step by
-`fedtailor.data.datasets.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with skewed
-frequencies, eight styles, and captions in two registers: careful ones, marked by "drawing", "study" or "print", and
-careless ones of any other form, that leave attributes out, confuse what looks alike and use some words in another
+`fedtailor.data.datasets.drawn.draw` and captioned by the script. There are 6 textures × 10 colours × 12 shapes with
+skewed frequencies, eight styles, and captions in two registers: careful ones, marked by "drawing", "study" or "print",
+and careless ones of any other form, that leave attributes out, confuse what looks alike and use some words in another
 sense. All of it comes from the seed. The same script on another machine or with other library versions gives a model of
 the same kind, not the same bits.
 

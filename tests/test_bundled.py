@@ -24,7 +24,7 @@ from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.text import arrange, pack
 from fedtailor.data.dataset import ArrayImages, Dataset, Split
 from fedtailor.data.datasets.drawn import drawn
-from fedtailor.data.preprocess import preprocess
+from fedtailor.data.preprocess import AS_CLIP, preprocess
 
 FOLDER = Path(fedtailor.clip.__file__).parent / "bundled"
 DOCS = Path(__file__).parent.parent / "docs" / "bundled.md"
@@ -54,7 +54,7 @@ def look(checkpoint: Checkpoint, split: Split) -> Tensor:
     assert isinstance(split.images, ArrayImages)
     mean, std = torch.tensor(checkpoint.mean), torch.tensor(checkpoint.std)
     pixels = ((torch.from_numpy(split.images.pixels) / 255 - mean) / std).permute(0, 3, 1, 2)
-    transform = preprocess("clip", "clip", checkpoint.clip.shape.image_size, checkpoint.mean, checkpoint.std)
+    transform = preprocess("clip", AS_CLIP, checkpoint.clip.shape.image_size, checkpoint.mean, checkpoint.std)
     for i in range(20):
         torch.testing.assert_close(transform(split.images.read(i)), pixels[i])
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_transformers_reads_the_folder(checkpoint: Checkpoint, data: Dataset) ->
         *words(prompts[0]),
         words.eot,
     ]
-    transform = preprocess("clip", "clip", 32, checkpoint.mean, checkpoint.std)
+    transform = preprocess("clip", AS_CLIP, 32, checkpoint.mean, checkpoint.std)
     pixels = torch.stack([transform(data.test.images.read(i)) for i in range(8)])
     with torch.no_grad():
         theirs = model(**inputs, pixel_values=pixels).logits_per_image

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import multiprocessing
 import os
 import shutil
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
 from fedtailor.base.errors import UserError
-from fedtailor.cli import doctor
+from fedtailor.cli import installation
 from fedtailor.clip import feature_cache
-from fedtailor.clip.feature_cache import HEADER, MAGIC, NotKept, activations, budget, default_folder, key_of, make_room
+from fedtailor.clip.feature_cache import HEADER, Encoder, NotKept, activations, budget, default_folder, make_room
 from fedtailor.clip.model import Clip
 from fedtailor.data.dataset import ArrayImages
 from fedtailor.data.preprocess import Preprocess
@@ -46,24 +47,26 @@ def clip() -> Clip:
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each call of the tower was given."""
     calls: list[int] = []
-    encode = feature_cache.encode
+    encode = Encoder.encode
 
-    def counting(clip: Clip, pixels: Tensor, *rest: Any) -> Tensor:
+    def counting(encoder: Encoder, pixels: Tensor) -> Tensor:
         calls.append(len(pixels))
-        return encode(clip, pixels, *rest)
+        return encode(encoder, pixels)
 
-    monkeypatch.setattr(feature_cache, "encode", counting)
+    monkeypatch.setattr(Encoder, "encode", counting)
     return calls
 
 
-def get(clip: Clip, folder: Path, **other: Any) -> np.ndarray:
-    given = {"digest": "w", "images": IMAGES, "transform": PLAIN, "stage": "features", "device": CPU, **other}
-    return activations(clip, folder=folder, **given)
+def get(
+    clip: Clip, folder: Path, images: ArrayImages = IMAGES, progress: feature_cache.ProgressFn | None = None, **how: Any
+) -> np.ndarray:
+    encoder = Encoder(clip, **{"digest": "w", "transform": PLAIN, "stage": "features", "device": CPU, **how})
+    return activations(encoder, images, folder, progress)
 
 
 def only_file(folder: Path) -> Path:
     (found,) = folder.iterdir()
-    assert found.suffix == ".act"
+    assert found.suffix == ".npy"
     return found
 
 
@@ -84,7 +87,7 @@ def test_chunks(clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: p
     whole = get(clip, tmp_path / "whole")
     monkeypatch.setattr(feature_cache, "CHUNK", 2)
     told: list[tuple[int, int]] = []
-    found = get(clip, tmp_path / "chunks", watch=lambda what, done, total: told.append((done, total)))
+    found = get(clip, tmp_path / "chunks", progress=lambda what, done, total: told.append((done, total)))
     assert encodings == [5, 2, 2, 1]
     assert told == [(2, 5), (4, 5), (5, 5)]
     assert np.allclose(found, whole, atol=1e-6)
@@ -116,9 +119,11 @@ def test_whatever_it_depends_on_is_in_its_name(
     assert len(encodings) == 2
 
 
-def break_header(data: bytes, **changes: Any) -> bytes:
-    header = {**json.loads(data[:HEADER].rstrip(b"\0")), **changes}
-    return json.dumps(header).encode().ljust(HEADER, b"\0") + data[HEADER:]
+def with_header(data: bytes, **changes: Any) -> bytes:
+    """The same bytes behind another, well-formed header."""
+    file = io.BytesIO()
+    npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (5, 16), **changes})
+    return file.getvalue() + data[HEADER:]
 
 
 @pytest.mark.parametrize(
@@ -129,21 +134,28 @@ def break_header(data: bytes, **changes: Any) -> bytes:
         lambda data: data[: HEADER // 2],
         lambda data: b"",
         lambda data: b"\x93garbage" * (len(data) // 8),
+        lambda data: b"PK\x03\x04" + data[4:],  # as of an .npz
         lambda data: b"3".ljust(HEADER, b"\0") + data[HEADER:],
-        lambda data: break_header(data, key="0" * 64),
-        lambda data: break_header(data, magic=MAGIC + "0"),
-        lambda data: break_header(data, shape=[5, 8]),
-        lambda data: break_header(data, shape=["a"]),
-        lambda data: break_header(data, shape=None),
-        lambda data: break_header(data, dtype="float16"),
-        lambda data: break_header(data, dtype="float16", shape=[5, 32]),  # the same number of bytes
+        lambda data: data[:10] + b"{'descr': ((((" + data[24:],
+        lambda data: data[:10] + b"\xff" * 20 + data[30:],
+        lambda data: data.replace(b"fortran_order", b"fortran ordre"),
+        lambda data: data.replace(b"(5, 16)", b"[5, 16]"),
+        lambda data: data.replace(b"(5, 16)", b"('a',) "),
+        lambda data: with_header(data, shape=(5, 8)),
+        lambda data: with_header(data, fortran_order=True),
+        lambda data: with_header(data, descr="<f2"),
+        lambda data: with_header(data, descr="<f2", shape=(5, 32)),  # the same number of bytes
+        lambda data: with_header(data, descr="|O"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_made_anew(clip: Clip, tmp_path: Path, encodings: list[int], damage: Any) -> None:
-    """Cut short, too long, garbage, another key or shape under this name: noticed and replaced."""
+    """Cut short, too long, garbage, another type or shape under this name: noticed and replaced."""
     right = np.array(get(clip, tmp_path))
     path = only_file(tmp_path)
-    path.write_bytes(damage(path.read_bytes()))
+    good = path.read_bytes()
+    assert with_header(good) == good
+    path.write_bytes(damage(good))
+    assert path.read_bytes() != good
     spoilt = path.stat().st_ino
     assert np.array_equal(get(clip, tmp_path), right)
     assert path.stat().st_ino != spoilt  # moved there whole, not written over
@@ -188,6 +200,20 @@ def test_a_full_disk_is_told_before_the_work(clip: Clip, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="not on this system")
+def test_the_space_is_taken_before_the_work(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file that runs out of disk later would kill the process; here it is an error, and no file stays."""
+
+    def full(handle: int, begin: int, size: int) -> None:
+        assert (begin, size) == (0, SIZE)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"cannot take 0\.0 GB more: No space left"):
+        get(clip, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_images(clip: Clip, tmp_path: Path) -> None:
     """An empty split is an error, not an empty file."""
     with pytest.raises(UserError, match="no images to encode"):
@@ -201,19 +227,19 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_folder() == tmp_path / "here"
     monkeypatch.delenv("FEDTAILOR_CACHE")
     assert "fedtailor" in str(default_folder())
-    assert key_of("a", IMAGES, PLAIN, "features", "None") != key_of("b", IMAGES, PLAIN, "features", "None")
+    assert name_of("a") != name_of("b")
 
 
 def race(barrier: Any, folder: str, out: Any, number: int) -> None:
     """One of two processes: both have found no file, and both encode, before either writes."""
     torch.set_num_threads(1)
-    encode = feature_cache.encode
+    encode = Encoder.encode
 
-    def together(*inputs: Any) -> Tensor:
+    def together(encoder: Encoder, pixels: Tensor) -> Tensor:
         barrier.wait(60)
-        return encode(*inputs)
+        return encode(encoder, pixels)
 
-    feature_cache.encode = together
+    Encoder.encode = together
     found = get(tiny_clip(), Path(folder))
     barrier.wait(60)  # both are done: either's file may have replaced the other's under the open map
     out.put((number, np.array(found).tobytes()))
@@ -241,10 +267,6 @@ def test_two_processes_at_once(clip: Clip, tmp_path: Path) -> None:
 # --- fp16 -----------------------------------------------------------------------------------------------------------
 
 
-def header_of(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()[:HEADER].rstrip(b"\0"))
-
-
 def test_patches_are_kept_in_fp16(clip: Clip, tmp_path: Path, encodings: list[int]) -> None:
     """Half the bytes, the tower's numbers to fp16's last place, and the same bits when opened again."""
     first = get(clip, tmp_path, stage="patches")
@@ -254,7 +276,7 @@ def test_patches_are_kept_in_fp16(clip: Clip, tmp_path: Path, encodings: list[in
     assert first.shape == exact.shape == (5, 1 + 4, 16)
     assert np.array_equal(first, exact.half().numpy())
     path = only_file(tmp_path)
-    assert header_of(path)["dtype"] == "float16"
+    assert np.load(path).dtype == np.float16  # numpy's own format
     assert path.stat().st_size == HEADER + 2 * 5 * 5 * 16
     assert np.array_equal(get(clip, tmp_path, stage="patches"), first)
     assert encodings == [5]
@@ -263,34 +285,19 @@ def test_patches_are_kept_in_fp16(clip: Clip, tmp_path: Path, encodings: list[in
 @pytest.mark.parametrize("stage", ["embedded", "block1", "features"])
 def test_all_else_is_kept_in_fp32(clip: Clip, tmp_path: Path, stage: str) -> None:
     assert get(clip, tmp_path, stage=stage).dtype == np.float32
-    assert header_of(only_file(tmp_path))["dtype"] == "float32"
+    assert np.load(only_file(tmp_path)).dtype == np.float32
 
 
-def without_dtype(path: Path) -> None:
-    """As files were before their header had a dtype."""
-    header, data = header_of(path), path.read_bytes()
-    del header["dtype"]
-    path.write_bytes(json.dumps(header).encode().ljust(HEADER, b"\0") + data[HEADER:])
-
-
-def test_an_older_file_of_features_is_still_good(clip: Clip, tmp_path: Path, encodings: list[int]) -> None:
-    first = np.array(get(clip, tmp_path))
-    without_dtype(only_file(tmp_path))
-    assert np.array_equal(get(clip, tmp_path), first)
-    assert encodings == [5]
-
-
-def test_an_older_file_of_patches_is_made_anew(
+def test_a_file_of_patches_in_fp32_is_made_anew(
     clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in fp32: used as it is, its numbers would be others than everybody else's."""
+    """Used as it is, its numbers would be others than everybody else's."""
     with monkeypatch.context() as before:
         before.setattr(feature_cache, "HALF", ())
         assert get(clip, tmp_path, stage="patches").dtype == np.float32
-    without_dtype(only_file(tmp_path))
     assert get(clip, tmp_path, stage="patches").dtype == np.float16
     assert encodings == [5, 5]
-    assert header_of(only_file(tmp_path))["dtype"] == "float16"
+    assert np.load(only_file(tmp_path)).dtype == np.float16
 
 
 @pytest.mark.parametrize(("scale", "fits"), [(65504.0, True), (65536.0, False), (float("nan"), False)])
@@ -319,7 +326,7 @@ def allow(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def name_of(digest: str) -> str:
-    return key_of(digest, IMAGES, PLAIN, "features", "None") + ".act"
+    return Encoder(tiny_clip(), digest, PLAIN, "features", CPU).key(IMAGES) + ".npy"
 
 
 def names(folder: Path) -> set[str]:
@@ -410,7 +417,7 @@ def test_what_never_fits_is_not_written(clip: Clip, tmp_path: Path, allow: Any) 
     assert found == [None, None]
     assert names(tmp_path) == {name_of("a")}
     (warning,) = told.list
-    assert "caching 6 images takes 0.0 GB, more than FEDTAILOR_CACHE_GB=4.426e-06" in str(warning.message)
+    assert "caching 6 images takes 0.0 GB, more than FEDTAILOR_CACHE_GB=4.58e-07" in str(warning.message)
     assert "FEDTAILOR_CACHE_GB=1 would keep them" in str(warning.message)
 
 
@@ -427,7 +434,7 @@ def test_what_does_not_fit_beside_open_files_is_not_written(clip: Clip, tmp_path
 
 def test_how_much_would_do(tmp_path: Path, allow: Any) -> None:
     """The shortfall is that of an emptied folder."""
-    (tmp_path / f"{'a' * 64}.act").write_bytes(b"0" * 100)
+    (tmp_path / f"{'a' * 64}.npy").write_bytes(b"0" * 100)
     allow(1000)
     assert make_room(tmp_path, "b" * 64, 1200) == pytest.approx(200)
     assert make_room(tmp_path, "b" * 64, 900) <= 0
@@ -471,7 +478,7 @@ def test_parts_of_the_dead_are_cleared(clip: Clip, tmp_path: Path) -> None:
     """What nobody wrote to for a day, also of this very key; a younger one, and what is not ours, stays."""
     key = name_of("w")[:12]
     old = [tmp_path / f"{key}-abcd_123.part", tmp_path / "0123456789ab-x.part"]
-    stays = [tmp_path / f"{key}-young.part", tmp_path / "film.part", tmp_path / "play.act"]
+    stays = [tmp_path / f"{key}-young.part", tmp_path / "film.part", tmp_path / "play.npy"]
     for path in (*old, *stays):
         path.write_bytes(b"0")
         age(path, 25)
@@ -493,13 +500,25 @@ def test_a_part_in_the_making_counts(clip: Clip, tmp_path: Path, allow: Any) -> 
 
 def test_what_is_not_ours_stays(clip: Clip, tmp_path: Path, allow: Any) -> None:
     """A budget is for the cache's own files, wherever its folder is."""
-    mine = tmp_path / "thesis.act"
+    mine = tmp_path / "thesis.npy"
     mine.write_bytes(b"0" * 10 * SIZE)
     age(mine, 999)
     filled(clip, tmp_path, "a")
     allow(SIZE)
     assert get(clip, tmp_path, digest="new") is not None
     assert names(tmp_path) == {mine.name, name_of("new")}
+
+
+def test_files_of_earlier_versions_make_room(clip: Clip, tmp_path: Path, allow: Any) -> None:
+    """Nobody reads them any more, and they count."""
+    old = tmp_path / f"{'0' * 64}.act"
+    old.write_bytes(b"0" * SIZE)
+    allow(2 * SIZE)
+    get(clip, tmp_path, digest="a")
+    assert names(tmp_path) == {old.name, name_of("a")}
+    age(old, 99)
+    get(clip, tmp_path, digest="b")
+    assert names(tmp_path) == {name_of("a"), name_of("b")}
 
 
 def test_a_damaged_file_does_not_count_against_its_own_repair(clip: Clip, tmp_path: Path, allow: Any) -> None:
@@ -515,11 +534,11 @@ def test_the_doctor_looks_at_it(clip: Clip, tmp_path: Path, allow: Any, monkeypa
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     filled(clip, tmp_path, "a")
     allow(3.5e9)
-    found = {finding.what: finding for finding in doctor.examine()}["feature cache"]
-    assert found.found == f"{tmp_path}, 1 files, 4.4 kB; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
+    found = {finding.what: finding for finding in installation.examine()}["feature cache"]
+    assert found.found == f"{tmp_path}, 1 files, 448 B; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
     assert found.verdict == "good"
     monkeypatch.setenv("FEDTAILOR_CACHE_GB", "much")
-    assert (doctor.cache().verdict, "'much'" in doctor.cache().found) == ("bad", True)
+    assert (installation.cache().verdict, "'much'" in installation.cache().found) == ("bad", True)
 
 
 # --- two at once ----------------------------------------------------------------------------------------------------
@@ -540,13 +559,13 @@ def test_removed_while_it_is_opened(
 ) -> None:
     """Between the header's reading and the map: the handle holds the file."""
     right = np.array(get(clip, tmp_path))
-    loads = json.loads
+    read = npy.read_array_header_1_0
 
-    def evicting(text: bytes) -> Any:
+    def evicting(file: Any) -> Any:
         only_file(tmp_path).unlink()
-        return loads(text)
+        return read(file)
 
-    monkeypatch.setattr(json, "loads", evicting)
+    monkeypatch.setattr(npy, "read_array_header_1_0", evicting)
     assert np.array_equal(get(clip, tmp_path), right)
     assert encodings == [5]
     assert names(tmp_path) == set()
@@ -621,5 +640,5 @@ def test_two_processes_in_a_folder_too_small_for_both(tmp_path: Path, allow: Any
     churn(barrier, tmp_path, 0)
     other.join(60)
     assert other.exitcode == 0
-    assert {path.stat().st_size for path in tmp_path.glob("*.act")} == {SIZE}
+    assert {path.stat().st_size for path in tmp_path.glob("*.npy")} == {SIZE}
     assert len(names(tmp_path)) <= 3  # the last of each may have come at once

@@ -198,7 +198,7 @@ def vit_b_16(name: str, **settings: Any) -> Params:
     tuner = run.tuner.value
     clip = SimpleNamespace(
         text=SimpleNamespace(width=512, transformer=range(12), token_embedding=torch.nn.Embedding(1, 512)),
-        vision=SimpleNamespace(width=768, prompt_width=768, layers=12),
+        vision=SimpleNamespace(width=768, prompt_width=768, layers=12, later_prompts=True, delta_matrices="qkvo"),
         shape=SimpleNamespace(embed=512, text_width=512),
     )
     model: Any = SimpleNamespace(clip=clip, classes=100, tokenizer=lambda words: [0 for _ in words.split()])

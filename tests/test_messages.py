@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.core.types import Params
+from fedtailor.data.preprocess import PaperPreprocess
 from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.remote.messages import (
     EvaluateReply,
@@ -40,7 +41,7 @@ MESSAGES: dict[str, Message] = {
         weights="ab12",
         classes=("cat", "T-shirt/top", "Ωmega"),
         template="a photo of a {}.",
-        normal="plain",
+        paper=PaperPreprocess(mean=(0.1 + 0.2, 0.5, 1), std=(0.25, 0.25, 0.25), resize="late", augment=True),
         groups={"head": (0,), "mid": (), "tail": (1, 2)},
     ),
     "ready": Ready(samples=11, tests=0),

@@ -16,7 +16,7 @@ from fedtailor.base.rng import generator
 from fedtailor.client.data import ClientData
 from fedtailor.client.features import CachedFeatures, LiveFeatures, make_features
 from fedtailor.clip import feature_cache
-from fedtailor.clip.feature_cache import NotKept
+from fedtailor.clip.feature_cache import Encoder, NotKept
 from fedtailor.core.model import Model
 from fedtailor.data.preprocess import Preprocess
 from fedtailor.simulation.engine import make_engine
@@ -36,10 +36,10 @@ VALUES = np.arange(20, dtype=np.float32).reshape(10, 2)
     seed=st.integers(0, 99),
 )
 def test_an_epoch_has_every_sample_once(indices: list[int], size: int, drop_last: bool, seed: int) -> None:
-    """Each batch pairs a picture with its label and its place on the shelf; only a last, smaller one may be missing."""
-    shelf = ClientData(CachedFeatures(VALUES), np.array(indices), LABELS, 3)
+    """Each batch pairs a picture with its label and its place on the data; only a last, smaller one may be missing."""
+    data = ClientData(CachedFeatures(VALUES), np.array(indices), LABELS, 3)
     met: list[int] = []
-    for batch in shelf.batches(size, drop_last, generator(seed)):
+    for batch in data.batches(size, drop_last, generator(seed)):
         where = np.array(indices)[batch.index.numpy()]
         assert batch.x.tolist() == VALUES[where].tolist()
         assert batch.y.tolist() == LABELS[where].tolist()
@@ -53,20 +53,20 @@ def test_an_epoch_has_every_sample_once(indices: list[int], size: int, drop_last
 
 def test_counts() -> None:
     """(C,) samples of each class, those it has none of too."""
-    shelf = ClientData(CachedFeatures(VALUES), np.array([0, 4, 7, 1]), LABELS, 5)
-    assert shelf.counts().tolist() == [1, 0, 3, 0, 0]
-    assert len(shelf) == 4
-    assert shelf.labels.tolist() == [2, 2, 2, 0]
+    data = ClientData(CachedFeatures(VALUES), np.array([0, 4, 7, 1]), LABELS, 5)
+    assert data.counts().tolist() == [1, 0, 3, 0, 0]
+    assert len(data) == 4
+    assert data.labels.tolist() == [2, 2, 2, 0]
 
 
 def test_what_a_pass_does_to_a_batch_stays_there() -> None:
     """Labels and pictures are copies: writing into them changes no later batch."""
-    shelf = ClientData(CachedFeatures(VALUES.copy()), np.arange(10), LABELS, 3)
-    shelf.labels.fill_(1)
-    for batch in shelf.batches(5, False, generator(0)):
+    data = ClientData(CachedFeatures(VALUES.copy()), np.arange(10), LABELS, 3)
+    data.labels.fill_(1)
+    for batch in data.batches(5, False, generator(0)):
         batch.x.zero_()
         batch.y.zero_()
-    batch = next(shelf.batches(10, False, generator(0)))
+    batch = next(data.batches(10, False, generator(0)))
     assert batch.y.tolist() == LABELS[batch.index.numpy()].tolist()
     assert batch.x.tolist() == VALUES[batch.index.numpy()].tolist()
 
@@ -92,15 +92,15 @@ def arrays(thing: Any, seen: set[int] | None = None) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_labels_that_are_not_given_cannot_be_reached(training: bool, tmp_path: Path) -> None:
-    """Nothing that hangs on an unlabelled shelf equals the labels or the client's part of them; asking is an error."""
+    """Nothing that hangs on an unlabelled data equals the labels or the client's part of them; asking is an error."""
     train, part = dataset().train, np.arange(0, 40, 3)
     model = Model.of(checkpoint(), make_tuner("text_prompt", {}), dataset().classes, "a {}.")
     transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
     pool = make_features(model, "digest", train.images, transform, training, tmp_path)
 
-    def found(shelf: ClientData) -> bool:
+    def found(data: ClientData) -> bool:
         hidden = [train.labels.tolist(), train.labels[part].tolist()]
-        return any(array.ndim == 1 and array.tolist() in hidden for array in arrays(shelf))
+        return any(array.ndim == 1 and array.tolist() in hidden for array in arrays(data))
 
     assert found(ClientData(pool, part, train.labels, 5))  # the search can find them
     bare = ClientData(pool, part, None, 5)
@@ -133,11 +133,11 @@ def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
     model = world("fedavg", "text_prompt").job.model
     transform = Preprocess(32, (0.5,) * 3, (0.5,) * 3, augment=True)
     pool = make_features(model, "digest", dataset().train.images, transform, training=True, folder=tmp_path)
-    shelf = ClientData(pool, np.arange(3), dataset().train.labels, 5)
+    data = ClientData(pool, np.arange(3), dataset().train.labels, 5)
 
     def epochs(seed: int) -> list[torch.Tensor]:
         rng = generator(seed)
-        batches = [next(shelf.batches(3, False, rng)) for _ in range(2)]
+        batches = [next(data.batches(3, False, rng)) for _ in range(2)]
         return [batch.x[batch.index.argsort()] for batch in batches]
 
     first, second = epochs(0)
@@ -147,8 +147,8 @@ def test_views_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
 
 def test_views_show_every_picture_in_order_without_labels() -> None:
     plain = CachedFeatures(VALUES * 10)
-    shelf = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4, 0, 9]), None, 3, plain=plain)
-    views = list(shelf.views(size=2))
+    data = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4, 0, 9]), None, 3, plain=plain)
+    views = list(data.views(size=2))
     assert [len(view.x) for view in views] == [2, 2, 1]
     assert torch.cat([view.index for view in views]).tolist() == [0, 1, 2, 3, 4]
     assert torch.cat([view.x for view in views]).tolist() == VALUES[[3, 1, 4, 0, 9]].tolist()
@@ -159,9 +159,9 @@ def test_views_show_every_picture_in_order_without_labels() -> None:
 
 def test_other_labels_on_some_of_the_pictures() -> None:
     """A labeler's choice: some pictures, one of them twice, each with its label and candidates."""
-    shelf = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4]), None, 3)
+    data = ClientData(CachedFeatures(VALUES), np.array([3, 1, 4]), None, 3)
     candidates = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 1, 1]])
-    part = shelf.labelled(torch.tensor([2, 0, 2]), torch.tensor([2, 1, 1]), candidates)
+    part = data.labelled(torch.tensor([2, 0, 2]), torch.tensor([2, 1, 1]), candidates)
     assert (len(part), part.counts().tolist()) == (3, [0, 2, 1])
     (batch,) = part.batches(8, False, generator(0))
     for row, place in enumerate(batch.index.tolist()):
@@ -170,22 +170,22 @@ def test_other_labels_on_some_of_the_pictures() -> None:
         assert batch.candidates is not None
         assert batch.candidates[row].tolist() == candidates[place].tolist()
     with pytest.raises(UserError, match="no labels"):
-        _ = shelf.labels
+        _ = data.labels
 
 
 @pytest.mark.parametrize(("n", "held"), [(0, 0), (1, 0), (9, 0), (10, 1), (29, 2), (30, 3)])
 def test_a_held_out_slice_is_every_tenth(n: int, held: int) -> None:
     """The two parts are disjoint, the same every time, and hold everything."""
     values = np.arange(n, dtype=np.float32)[:, None]
-    shelf = ClientData(CachedFeatures(values), np.arange(n), np.zeros(n, np.int64), 1)
+    data = ClientData(CachedFeatures(values), np.arange(n), np.zeros(n, np.int64), 1)
 
     def pictures(part: ClientData) -> list[float]:
         return [float(x) for view in part.views() for x in view.x.flatten()]
 
-    rest, slice_ = shelf.split(0.1)
+    rest, slice_ = data.split(0.1)
     assert (len(rest), len(slice_)) == (n - held, held)
     assert sorted(pictures(rest) + pictures(slice_)) == list(range(n))
-    assert pictures(slice_) == pictures(shelf.split(0.1)[1])
+    assert pictures(slice_) == pictures(data.split(0.1)[1])
 
 
 # --- pools of what the cache has no room for ---
@@ -256,13 +256,13 @@ def test_a_live_pool_takes_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest
     """A test set that is asked for whole is not held in pixels whole."""
     _, live = two_pools(tmp_path, monkeypatch, world().job.model, "0")
     sizes: list[int] = []
-    encode = feature_cache.encode
+    encode = Encoder.encode
 
-    def counting(clip: Any, pixels: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(encoder: Encoder, pixels: torch.Tensor) -> torch.Tensor:
         sizes.append(len(pixels))
-        return encode(clip, pixels, *rest)
+        return encode(encoder, pixels)
 
-    monkeypatch.setattr(feature_cache, "encode", counting)
+    monkeypatch.setattr(Encoder, "encode", counting)
     monkeypatch.setattr(feature_cache, "CHUNK", 4)
     live.fetch(np.arange(10))
     assert sizes == [4, 4, 2]

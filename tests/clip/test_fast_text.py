@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtailor.clip.block import MATRICES, NO_DELTAS, Deltas
+from fedtailor.clip.block import MATRICES, NO_DELTAS, Deltas, deltas_at
 from fedtailor.clip.text import NO_DEEP, OWN, SHARED, TOKEN, Slot, TextTower, arrange, pack, tokens
 
 TOWER = small_clip(double=True).text
@@ -54,7 +54,7 @@ def textbook(
                 for j, (kind, i) in enumerate(sentence):
                     if kind == SHARED:
                         x[c, j] = deep[layer][i]
-        x = tower.transformer[layer](x, layer, mask, deltas)
+        x = tower.transformer[layer](x, mask, deltas_at(layer, deltas, None))
     return tower.leave(x[torch.arange(len(sentences)), ids.argmax(dim=1)])
 
 

@@ -34,7 +34,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def values(clip: Clip, indices: np.ndarray, stage: str) -> torch.Tensor:
-    return torch.cat(list(feature_cache.encoded(clip, IMAGES, indices, PLAIN, stage, torch.device("cpu"))))
+    encoder = feature_cache.Encoder(clip, "digest", PLAIN, stage, torch.device("cpu"))
+    return torch.cat(list(encoder.chunks(IMAGES, indices)))
 
 
 @pytest.mark.parametrize(("name", "stage"), CASES)

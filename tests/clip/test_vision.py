@@ -9,7 +9,7 @@ import torch
 from clip_helpers import difference, low_rank, normal, relative, small_clip
 from torch import Tensor
 
-from fedtailor.clip.block import MATRICES, LowRank, drop
+from fedtailor.clip.block import MATRICES, LowRank, deltas_at, drop
 from fedtailor.clip.model import Clip
 from fedtailor.clip.vision import EMBEDDED, Prompt, Prompts, VisionTransformer
 
@@ -208,9 +208,10 @@ def test_first_token_of_a_block() -> None:
     block = TOWER.transformer[2]
     x = normal(3, 9, WIDTH, dtype=torch.float64)
     deltas = {(2, m): low_rank(WIDTH, seed=n) for n, m in enumerate("qkvo")}
-    assert difference(block.first(x, 2), block(x, 2)[:, 0]) < EXACT
-    assert difference(block.first(x, 2, deltas), block(x, 2, None, deltas)[:, 0]) < EXACT
-    assert relative(block.first(x, 2, deltas), block.first(x, 2)) > 1e-3
+    here = deltas_at(2, deltas, None)
+    assert difference(block.first(x), block(x)[:, 0]) < EXACT
+    assert difference(block.first(x, here), block(x, deltas=here)[:, 0]) < EXACT
+    assert relative(block.first(x, here), block.first(x)) > 1e-3
 
 
 # --- dropout -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.datasets.cifar import cifar10, cifar100, unpickle
+from fedtailor.data.datasets.cifar import PAPER10, cifar10, cifar100, unpickle
 
 NAMES = ["air_plane", "cat"]
 
@@ -74,7 +74,7 @@ def assert_is_the_fake(dataset: Dataset) -> None:
     assert picture.shape == (32, 32, 3)
     assert picture[0, 0].tolist() == [250, 22, 7]
     assert picture[31, 31].tolist() == [11, 22, 7]
-    assert dataset.normal == "cifar10"
+    assert dataset.paper == PAPER10
 
 
 @pytest.mark.parametrize("form", ["old", "protocol 2", "protocol 4", "binary"])

@@ -118,7 +118,7 @@ def test_what_has_no_labels_or_no_tests_is_written_as_it_is(tmp_path: Path) -> N
 
 def test_progress_is_told(federation: Federation, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    write_sites(federation, tmp_path, watch=lambda *step: told.append(step))
+    write_sites(federation, tmp_path, progress=lambda *step: told.append(step))
     assert told == [("writing images", done, 210) for done in range(1, 211)]  # 90 + 60, and 60 for the server
 
 
@@ -153,7 +153,7 @@ def test_the_command(
     def call(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
         with pytest.raises(SystemExit) as end:
-            main.main()
+            main()
         out, err = capsys.readouterr()
         return out if end.value.code == 0 else err
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.data.groups import GROUPS, Counts, Cumulative, CumulativeCrossing, Groups
+from fedtailor.data.groups import GROUPS, Counts, Cumulative, Groups
 from fedtailor.data.longtail import profile
 
 
@@ -14,7 +14,7 @@ def test_the_three_rules_on_cifar10_lt() -> None:
     """IF 100; 75 % of 12406 is 9304.5 and the running totals are 5000, 7997, 9793, …"""
     counts = profile(5000, 10, 100)
     assert sizes(Cumulative()(counts)) == [2, 3, 5]
-    assert sizes(CumulativeCrossing()(counts)) == [3, 3, 4]
+    assert sizes(Cumulative(crossing=True)(counts)) == [3, 3, 4]
     assert sizes(Counts()(counts)) == [8, 2, 0]
 
 

@@ -6,7 +6,7 @@ from toys import paint, toy, write
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import FileImages, Split
-from fedtailor.data.deployed import for_server, for_site, under
+from fedtailor.data.deployed import for_server, for_site, with_classes
 
 CLASSES = ("red fox", "owl", "T-shirt/top", "badger")
 
@@ -122,11 +122,11 @@ def test_unknown_classes_are_named(tmp_path: Path) -> None:
 
 def test_under_keeps_pictures_sites_and_what_is_unlabelled() -> None:
     dataset = toy([2, 1], [1, 1], coarse=[0, 0])
-    moved = under(dataset, ["kind 1", "other", "kind 0"])
+    moved = with_classes(dataset, ["kind 1", "other", "kind 0"])
     assert (labels(moved.train), labels(moved.test)) == ([2, 2, 0], [2, 0])
     assert moved.train.images is dataset.train.images
     assert (moved.coarse, moved.order) == (None, None)
     at = Split(dataset.train.images, None, np.array([1, 0, 1]))
-    nameless = under(type(dataset)("n", ("kind 0",), "a {}.", at, at), ["x"])  # nothing of it is labelled
+    nameless = with_classes(type(dataset)("n", ("kind 0",), "a {}.", at, at), ["x"])  # nothing of it is labelled
     assert (nameless.train.labels, nameless.classes) == (None, ("x",))
     assert nameless.train.sites is at.sites

@@ -5,7 +5,7 @@ from toys import paint, write
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import Split
-from fedtailor.data.datasets.published import cub, dtd, imagenet_lt, resisc45, ucf101, words
+from fedtailor.data.datasets.published import AUGMENTED, cub, dtd, imagenet_lt, resisc45, ucf101, words
 
 
 def contents(split: Split) -> list[tuple[int, int]]:
@@ -29,7 +29,7 @@ def test_imagenet_lt(tmp_path: Path) -> None:
     assert dataset.classes == ("tench", "great white shark")
     assert contents(dataset.train) == [(1, 1), (2, 0)]
     assert contents(dataset.test) == [(3, 1)]
-    assert dataset.normal == "clip-augmented"
+    assert dataset.paper == AUGMENTED
 
 
 def test_imagenet_lists_that_contradict_the_names_are_refused(tmp_path: Path) -> None:

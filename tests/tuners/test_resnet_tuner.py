@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.clip.feature_cache import activations
+from fedtailor.clip.feature_cache import Encoder, activations
 from fedtailor.clip.load import digest
 from fedtailor.clip.model import Shape
 from fedtailor.core.model import Model
@@ -238,7 +238,7 @@ def test_pixels_are_cached_as_they_are(shape: Shape, tmp_path: Path) -> None:
     assert m.stage == "pixels"
     clip, images = m.clip, dataset().test.images
     transform = Preprocess(32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    kept = activations(clip, digest(clip), images, transform, m.stage, m.device, folder=tmp_path)
+    kept = activations(Encoder(clip, digest(clip), transform, m.stage, m.device), images, tmp_path)
     assert kept.shape == (len(images), 3, 32, 32)
     assert torch.equal(torch.tensor(kept[3]), transform(images.read(3)))
 

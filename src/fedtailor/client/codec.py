@@ -1,4 +1,4 @@
-"""Tasks, replies and client states as bytes: safetensors with a JSON note. Nothing here can run code when read."""
+"""Tensors and a JSON note as bytes: safetensors, which cannot run code when read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Opened = tuple[dict[str, Params], dict[str, Any]]  # groups and note
 
 
 def to_bytes(groups: dict[str, Params], note: dict[str, Any]) -> bytes:
-    """Groups of tensors and a note. Names are told apart by a slash, which no parameter has."""
-    # Cloned, since one tensor may be in two groups (trained and kept, say) and safetensors refuses shared memory.
+    """Groups of tensors and a note. A slash, which no parameter's name has, divides group and name."""
+    # Cloned, since one tensor may be in two groups (trained and kept, say), and safetensors refuses shared memory.
     flat = {
         f"{group}/{name}": value.detach().clone(memory_format=torch.contiguous_format)
         for group, params in groups.items()
@@ -30,7 +30,7 @@ def to_bytes(groups: dict[str, Params], note: dict[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes, groups_due: Iterable[str] = (), notes_due: Iterable[str] = ()) -> Opened:
-    """What was put in; an error if it is not whole, or lacks a group or note that is due."""
+    """What was put in; an error if it is damaged, or lacks a group or note that is due."""
     try:
         flat = load(data)
         length = int.from_bytes(data[:8], "little")

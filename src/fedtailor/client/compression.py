@@ -1,9 +1,8 @@
-"""Updates in fewer bits: what a client changed, θ − θ₀, each tensor with a scale of its own."""
+"""Updates in fewer bits: what a client has changed, θ − θ₀, each tensor with a scale of its own."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ..base.errors import UserError
 from ..core.types import Params
@@ -14,9 +13,9 @@ LARGEST = {"fp16": 1.0, "int8": 127.0}
 
 
 def compress(params: Params, start: Params, how: str, rng: torch.Generator) -> Params:
-    """Parameters as their changes since `start`, in fewer bits; whole where they have no start, or are no floats.
+    """Parameters as their changes since `start`, in fewer bits; unchanged if they have no start or are not floats.
 
-    int8 is rounded up or down at random, so that the mean over many clients is not drawn to either side.
+    int8 is rounded up or down at random, so that the mean over many clients has no bias.
     """
     packed: Params = {}
     for name, value in params.items():
@@ -33,23 +32,21 @@ def compress(params: Params, start: Params, how: str, rng: torch.Generator) -> P
 
 
 def decompress(packed: Params, start: Params, how: str) -> Params:
-    """What `pack` was given, as nearly as its bits can say it."""
+    """What `compress` was given, as nearly as its bits can say it."""
     if how == "fp32":
         return dict(packed)
     params: Params = {}
     for name, value in packed.items():
-        if name.removesuffix(SCALE) in packed and name.endswith(SCALE):
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in packed:
             continue
-        if not compressible(name, start):
-            params[name] = value
-            continue
-        scale, whole = packed.get(name + SCALE, value), start[name]
-        if (value.dtype, value.shape, scale.dtype, scale.shape) != (BITS[how], whole.shape, torch.float32, ()):
-            raise UserError(f"{name} is not packed as {how} of {tuple(start[name].shape)}")
-        params[name] = start[name] + (value.to(torch.float32) * scale).to(start[name].dtype)
+        params[name] = value
+        if compressible(name, start):
+            scale, whole = packed.get(name + SCALE, value), start[name]
+            if (value.dtype, value.shape, scale.dtype, scale.shape) != (BITS[how], whole.shape, torch.float32, ()):
+                raise UserError(f"{name} is not packed as {how} of {tuple(whole.shape)}")
+            params[name] = whole + (value.to(torch.float32) * scale).to(whole.dtype)
     return params
 
 
 def compressible(name: str, start: Params) -> bool:
-    there: Tensor | None = start.get(name)
-    return there is not None and there.is_floating_point()
+    return name in start and start[name].is_floating_point()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from .features import FeatureStore
 
 
 class ClientData:
-    """A client's training samples. Built without labels, it has none to give away."""
+    """A client's training samples. Without labels, there is no way from here to any."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class ClientData:
     def labels(self) -> Tensor:
         if self._labels is None:
             raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
-        return self._labels.clone()  # whatever a pass does with it
+        return self._labels.clone()  # a pass may change it
 
     @property
     def fixed(self) -> bool:
@@ -55,36 +56,30 @@ class ClientData:
             yield View(self._fetch(self._pool, index), index, self._fetch_plain(index))
 
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
-        """One epoch in random order. The last, smaller batch is left out if asked, unless it is the only one."""
+        """One epoch in random order. `drop_last` leaves out a smaller last batch, unless it is the only one."""
         labels, order = self.labels, torch.randperm(len(self), generator=rng)
         whole = drop_last and len(self) >= size
         balance = self._begin(self.counts()) if self._begin else None
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
-            yield Batch(
-                self._fetch(self._pool, index, rng),
-                labels[index].to(self.device),
-                index,
-                rng,
-                self._fetch_plain(index),
-                None if self._candidates is None else self._candidates[index].to(self.device),
-                balance,
-            )
+            x, plain = self._fetch(self._pool, index, rng), self._fetch_plain(index)
+            candidates = None if self._candidates is None else self._candidates[index].to(self.device)
+            yield Batch(x, labels[index].to(self.device), index, rng, plain, candidates, balance)
 
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
         """Some of these pictures, perhaps some of them twice, under other labels."""
-        part = ClientData(self._pool, self._indices[index.numpy()], None, self.classes, self.device, self._plain)
-        part._labels, part._candidates, part._begin = y, candidates, self._begin
+        part = copy(self)
+        part._indices, part._labels, part._candidates = self._indices[index.numpy()], y, candidates
         return part
 
     def balanced(self, begin: Callable[[Tensor], Balance]) -> ClientData:
         """The same samples, whose batches carry what `begin` makes of their label counts."""
-        part = ClientData(self._pool, self._indices, None, self.classes, self.device, self._plain)
-        part._labels, part._candidates, part._begin = self._labels, self._candidates, begin
+        part = copy(self)
+        part._begin = begin
         return part
 
     def split(self, fraction: float) -> tuple[ClientData, ClientData]:
-        """Every n-th sample is held out: shares are dealt class by class, so that this takes some of each."""
+        """What is left, and every n-th sample, held out."""
         step = round(1 / fraction)
         held = torch.arange(len(self)) % step == step - 1
         return self._part(~held), self._part(held)

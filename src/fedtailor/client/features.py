@@ -1,4 +1,4 @@
-"""Pictures as a model enters them: cached, or computed whenever they are asked for."""
+"""Pictures at the stage where a tuner enters the image tower: cached, or computed whenever they are asked for."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..clip.feature_cache import ProgressFn, activations, encoded
+from ..base.progress import ProgressFn
+from ..clip.feature_cache import Encoder, activations
 from ..core.model import PRECISIONS, Model
 from ..data.dataset import Images, Indices
 from ..data.preprocess import Preprocess
 
 
 class FeatureStore(Protocol):
-    """All pictures of a split at the stage where the tuner enters the image tower."""
-
     @property
     def fixed(self) -> bool:
         """Whether a picture looks the same every time: nothing is augmented."""
         ...
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
-        """With a generator, and where the transform augments, random views; else the one deterministic view.
+        """With a generator, and if the transform augments, random views; else the one deterministic view.
 
-        In fp32, or in fp16 where the stage is kept so; the model reads either.
+        In fp32, or in fp16 if the stage is kept so; the model reads either.
         """
         ...
 
@@ -36,10 +35,7 @@ class FeatureStore(Protocol):
 @dataclass(frozen=True)
 class CachedFeatures:
     values: NDArray[np.floating[Any]]
-
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed = True
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self.values[indices]))
@@ -47,23 +43,17 @@ class CachedFeatures:
 
 @dataclass(frozen=True)
 class LiveFeatures:
-    """For transforms that augment, where every view is new, and for splits that the cache has no room for: the frozen
-    part of the tower is run for each picture that is asked for."""
+    """For transforms that augment, where every view is new, and for splits that the cache has no room for."""
 
-    model: Model
+    encoder: Encoder
     images: Images
-    transform: Preprocess
-    stage: str
 
     @property
     def fixed(self) -> bool:
-        return not self.transform.augment
+        return not self.encoder.transform.augment
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
-        model, precision = self.model, PRECISIONS[self.model.precision]
-        return torch.cat(
-            list(encoded(model.clip, self.images, indices, self.transform, self.stage, model.device, precision, rng))
-        )
+        return torch.cat(list(self.encoder.chunks(self.images, indices, rng)))
 
 
 def make_features(
@@ -76,10 +66,11 @@ def make_features(
     progress: ProgressFn | None = None,
     stage: str = "",  # empty: the model's
 ) -> FeatureStore:
-    stage, precision = stage or model.stage, PRECISIONS[model.precision]
+    precision = PRECISIONS[model.precision]
+    encoder = Encoder(model.clip, digest, transform, stage or model.stage, model.device, precision)
     if training and transform.augment:
-        return LiveFeatures(model, images, transform, stage)
-    values = activations(model.clip, digest, images, transform, stage, model.device, precision, folder, progress)
+        return LiveFeatures(encoder, images)
+    values = activations(encoder, images, folder, progress)
     if values is None:
-        return LiveFeatures(model, images, replace(transform, augment=False), stage)
+        return LiveFeatures(replace(encoder, transform=replace(transform, augment=False)), images)
     return CachedFeatures(values)

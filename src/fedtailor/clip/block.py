@@ -1,19 +1,19 @@
-"""The residual attention block that both of CLIP's towers are made of, with low-rank deltas on its four matrices.
+"""The residual attention block of which both towers are made, with low-rank deltas on its four matrices.
 
-Parameters carry OpenAI's names. A block can be run whole, or for a few query positions only: CLIP reads out one token
-of each sequence, so the last layer needs no others.
+Parameters have OpenAI's names. A block can be run whole, or for the one token of a sequence that CLIP reads out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MATRICES = ("q", "k", "v", "o")
+MATRICES = "qkvo"
+Rng = torch.Generator | None  # for dropout; None: evaluation
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,34 @@ Deltas = Mapping[tuple[int, str], LowRank]  # (layer, "q" | "k" | "v" | "o") →
 NO_DELTAS: Deltas = {}
 
 
-def drop(x: Tensor, rate: float, rng: torch.Generator | None) -> Tensor:
-    """Dropout from a given generator (drawn on the CPU, so every device drops the same). No generator: evaluation."""
+@dataclass(frozen=True)
+class LayerDeltas:
+    """The deltas of one layer, by matrix."""
+
+    on: Mapping[str, LowRank] = field(default_factory=dict)
+    rng: Rng = None
+
+
+NONE_HERE = LayerDeltas()
+
+
+def deltas_at(layer: int, deltas: Deltas, rng: Rng) -> LayerDeltas:
+    return LayerDeltas({matrix: delta for (at, matrix), delta in deltas.items() if at == layer}, rng)
+
+
+def drop(x: Tensor, rate: float, rng: Rng) -> Tensor:
+    """Dropout, drawn on the CPU so that every device drops the same."""
     if rate == 0.0 or rng is None:
         return x
     kept = torch.rand(x.shape, generator=rng).to(x.device) >= rate
     return x * kept / (1.0 - rate)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, delta: LowRank | None, rng: torch.Generator | None) -> Tensor:
-    out = F.linear(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDeltas) -> Tensor:
+    out, delta = F.linear(x, weight, bias), deltas.on.get(which)
     if delta is None:
         return out
-    return out + F.linear(F.linear(drop(x, delta.dropout, rng), delta.A), delta.B) * delta.scale
+    return out + F.linear(F.linear(drop(x, delta.dropout, deltas.rng), delta.A), delta.B) * delta.scale
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -63,23 +78,21 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.heads, -1)
 
-    def project(self, x: Tensor, which: str, layer: int, deltas: Deltas, rng: torch.Generator | None) -> Tensor:
+    def project(self, x: Tensor, which: str, deltas: LayerDeltas) -> Tensor:
         """q, k or v of x: (…, L, W) → (…, L, H, d)."""
-        width = x.shape[-1]
-        at = MATRICES.index(which) * width
-        weight, bias = self.in_proj_weight[at : at + width], self.in_proj_bias[at : at + width]
-        return self.split(linear(x, weight, bias, deltas.get((layer, which)), rng))
+        at, width = MATRICES.index(which), x.shape[-1]
+        rows = slice(at * width, (at + 1) * width)
+        return self.split(linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows], which, deltas))
 
-    def qkv(self, x: Tensor, layer: int, deltas: Deltas, rng: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        if any((layer, which) in deltas for which in "qkv"):
-            q, k, v = (self.project(x, which, layer, deltas, rng) for which in "qkv")
-        else:  # one product instead of three
+    def qkv(self, x: Tensor, deltas: LayerDeltas) -> tuple[Tensor, Tensor, Tensor]:
+        if any(which in deltas.on for which in "qkv"):
+            q, k, v = (self.project(x, which, deltas) for which in "qkv")
+        else:  # one matrix product instead of three
             q, k, v = (self.split(t) for t in F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1))
         return q, k, v
 
-    def out(self, x: Tensor, layer: int, deltas: Deltas, rng: torch.Generator | None) -> Tensor:
-        joined = x.flatten(-2)
-        return linear(joined, self.out_proj.weight, self.out_proj.bias, deltas.get((layer, "o")), rng)
+    def out(self, x: Tensor, deltas: LayerDeltas) -> Tensor:
+        return linear(x.flatten(-2), self.out_proj.weight, self.out_proj.bias, "o", deltas)
 
 
 class Mlp(nn.Module):
@@ -104,36 +117,27 @@ class Block(nn.Module):
         self.mlp = Mlp(width, act)
         self.ln_2 = nn.LayerNorm(width)
 
-    def forward(
-        self,
-        x: Tensor,
-        layer: int = 0,
-        mask: Tensor | None = None,
-        deltas: Deltas = NO_DELTAS,
-        rng: torch.Generator | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, deltas: LayerDeltas = NONE_HERE) -> Tensor:
         """(…, L, W) → (…, L, W)."""
-        q, k, v = self.attn.qkv(self.ln_1(x), layer, deltas, rng)
-        return self.finish(x, attend(q, k, v, mask), layer, deltas, rng)
+        q, k, v = self.attn.qkv(self.ln_1(x), deltas)
+        return self.finish(x, attend(q, k, v, mask), deltas)
 
-    def first(
-        self, x: Tensor, layer: int = 0, deltas: Deltas = NO_DELTAS, rng: torch.Generator | None = None
-    ) -> Tensor:
-        """Only the first token's output, (…, L, W) → (…, W): all tokens are looked at, one looks."""
+    def first(self, x: Tensor, deltas: LayerDeltas = NONE_HERE) -> Tensor:
+        """Only the first token's output, (…, L, W) → (…, W): it alone is a query."""
         normed = self.ln_1(x)
-        q = self.attn.project(normed[..., :1, :], "q", layer, deltas, rng)
-        k, v = (self.attn.project(normed, which, layer, deltas, rng) for which in "kv")
-        return self.finish(x[..., :1, :], attend(q, k, v), layer, deltas, rng).squeeze(-2)
+        q = self.attn.project(normed[..., :1, :], "q", deltas)
+        k, v = (self.attn.project(normed, which, deltas) for which in "kv")
+        return self.finish(x[..., :1, :], attend(q, k, v), deltas).squeeze(-2)
 
-    def finish(self, x: Tensor, attended: Tensor, layer: int, deltas: Deltas, rng: torch.Generator | None) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, deltas: LayerDeltas) -> Tensor:
         """What follows the attention: output matrix, residual, MLP."""
-        x = x + self.attn.out(attended, layer, deltas, rng)
+        x = x + self.attn.out(attended, deltas)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
 
 class Transformer(nn.Module):
-    """Only the list of blocks; each tower walks it in its own way."""
+    """The list of blocks, which each tower goes through in its own way."""
 
     def __init__(self, width: int, layers: int, heads: int, act: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Checkpoints: a hub id, a Hugging Face CLIP folder, or a state dict in OpenAI's layout, all as safetensors.
 
-Whatever the layout, it is translated into ours key by key, and a key that is unknown, missing or of another shape is an
-error that names it. Pickled checkpoints (.pt, .bin) are refused: reading one may run whatever code is in it.
+Every layout is translated into ours key by key; a key that is unknown, missing or of another shape is an error that
+names it. Pickled checkpoints (.pt, .bin) are refused, since reading one may run the code that is in it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..base.errors import UserError
+from ..data.preprocess import Triple
 from .layouts import config_of, read_json, to_hugging_face, translate
 from .model import Clip
 from .tokenizer import Tokenizer
@@ -37,17 +38,16 @@ class Checkpoint:
     name: str
     clip: Clip
     tokenizer: Tokenizer
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Triple
+    std: Triple
     digest: str
 
 
 def load(name: str = BUNDLED) -> Checkpoint:
     """Open a backbone: `bundled`, a folder, a .safetensors file in OpenAI's layout, or a hub id `owner/name`."""
     folder, weights = locate(name)
-    state = read(weights)
-    shape, ours = translate(state, folder, weights)
-    with torch.device("meta"):  # no memory and no random values for weights that are replaced at once
+    shape, ours = translate(read(weights), folder, weights)
+    with torch.device("meta"):  # no memory for weights that are replaced at once
         clip = Clip(shape)
     fill(clip, ours, weights)
     mean, std = normalisation(folder)
@@ -70,13 +70,9 @@ def locate(name: str) -> tuple[Path, Path]:
     if folder.is_file():
         refuse_pickle(folder)
         return folder.parent, folder
-    found = [
-        f
-        for f in ("model.safetensors", "open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
-        if (folder / f).is_file()
-    ]
-    if found:
-        return folder, folder / found[0]
+    for stem in ("model", "open_clip_model", "open_clip_pytorch_model"):
+        if (weights := folder / f"{stem}.safetensors").is_file():
+            return folder, weights
     for file in sorted(folder.glob("*")):
         if file.name == "model.safetensors.index.json":
             raise UserError(f"{folder} is split over several safetensors files; save it as one model.safetensors")
@@ -137,13 +133,11 @@ def save_folder(clip: Clip, folder: Path, eot: int, sos: int, dtype: torch.dtype
     save_file(state, os.fspath(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-# --- what belongs to a checkpoint besides its weights --------------------------------------------------------------
-
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def normalisation(folder: Path) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+def normalisation(folder: Path) -> tuple[Triple, Triple]:
     file = folder / "preprocessor_config.json"
     if not file.is_file():
         return CLIP_MEAN, CLIP_STD  # what every published CLIP was trained with

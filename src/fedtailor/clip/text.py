@@ -1,14 +1,12 @@
 """CLIP's text tower, plain and fast.
 
 `plain` is the textbook path: C sentences of up to 77 tokens, each computed on its own. `forward` gives the same
-features for C sentences that share a beginning, as every prompt does, and wastes nothing on the way:
+features for C sentences that share a beginning, as prompts do, with fewer sums:
 
-* nothing stands behind the end-of-text token: attention is causal and only that token is read, so the rest is cut;
+* what is behind the end-of-text token is cut: attention is causal and only that token is read;
 * the shared beginning ([SOS] and the learned context) is computed once, not C times;
 * what follows is packed end to end without padding;
 * the last layer is computed for the end-of-text tokens only.
-
-All of it is exact: the same sums, fewer of them.
 """
 
 from __future__ import annotations
@@ -20,30 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Deltas, Transformer, attend
+from .block import NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at
 
 TOKEN, SHARED, OWN = "token", "shared", "own"
 # (TOKEN, id): a frozen token · (SHARED, m): the m-th learned row, the same for all classes · (OWN, m): each class's own
 Slot = tuple[str, int]
+Ids = Sequence[int]
 NO_DEEP: Mapping[int, Tensor] = {}
 
 
-def tokens(ids: Sequence[int]) -> list[Slot]:
+def tokens(ids: Ids) -> list[Slot]:
     return [(TOKEN, i) for i in ids]
 
 
 def arrange(
-    name: Sequence[int],
+    name: Ids,
     *,
     sos: int,
     eot: int,
     shared: int = 0,
     own: int = 0,
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
+    before: Ids = (),
+    after: Ids = (),
     position: str = "end",
 ) -> list[Slot]:
-    """One class's sentence around its learned rows; `position` is where the class name stands among them."""
+    """One class's sentence with its learned rows; `position` says where among them the class name is."""
     learned: list[Slot] = [(SHARED, m) for m in range(shared)] + [(OWN, m) for m in range(own)]
     head = {"end": len(learned), "middle": len(learned) // 2, "front": 0}[position]
     body = [*learned[:head], *tokens(before), *tokens(name), *learned[head:]]
@@ -52,10 +51,9 @@ def arrange(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every token of C sentences stands: a shared prefix of P tokens, then T packed ones.
+    """The tokens of C sentences: P in a prefix that all share, then T packed ones.
 
-    Tokens are numbered 0…P−1 (prefix) and P…P+T−1 (packed). `row` says which row of the table
-    [frozen embeddings | shared | own] a token's embedding is.
+    They are numbered 0…P−1 and P…P+T−1. `row` is a token's row in the table [frozen embeddings | shared | own].
     """
 
     ids: Tensor  # (U,) the distinct frozen tokens
@@ -85,13 +83,13 @@ def pack(sentences: Sequence[Sequence[Slot]]) -> Layout:
     while prefix < shortest - 1 and all(s[prefix] == sentences[0][prefix] != (OWN, s[prefix][1]) for s in sentences):
         prefix += 1
     ids = sorted({i for s in sentences for kind, i in s if kind == TOKEN})
-    shared = 1 + max((m for s in sentences for kind, m in s if kind == SHARED), default=-1)
-    own = 1 + max((m for s in sentences for kind, m in s if kind == OWN), default=-1)
+    row_of = {i: row for row, i in enumerate(ids)}
+    shared, own = (1 + max((m for s in sentences for k, m in s if k == kind), default=-1) for kind in (SHARED, OWN))
 
     def row(slot: Slot, c: int) -> int:
         kind, i = slot
         if kind == TOKEN:
-            return ids.index(i)
+            return row_of[i]
         return len(ids) + i if kind == SHARED else len(ids) + shared + c * own + i
 
     rows = [row(slot, 0) for slot in sentences[0][:prefix]]
@@ -107,9 +105,7 @@ def pack(sentences: Sequence[Sequence[Slot]]) -> Layout:
         grid.append(numbers + [numbers[-1]] * (longest - len(numbers)))
         last.append(numbers[-1])
     context = tuple(j for j, (kind, _) in enumerate(sentences[0][:prefix]) if kind == SHARED)
-    ids_, row_, place_, grid_, inside_, last_ = (
-        torch.tensor(numbers, dtype=torch.long) for numbers in (ids, rows, places, grid, inside, last)
-    )
+    ids_, row_, place_, grid_, inside_, last_ = (torch.tensor(n) for n in (ids, rows, places, grid, inside, last))
     return Layout(ids_, row_, place_, grid_, inside_, last_, prefix, context, shared, own)
 
 
@@ -140,7 +136,7 @@ class TextTower(nn.Module):
         x = x + self.positional_embedding[:length]
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         for layer in range(len(self.transformer)):
-            x = self.transformer[layer](x, layer, mask, deltas)
+            x = self.transformer[layer](x, mask, deltas_at(layer, deltas, None))
         return self.leave(x[torch.arange(len(ids), device=x.device), ids.argmax(dim=1)])
 
     def forward(
@@ -150,12 +146,11 @@ class TextTower(nn.Module):
         own: Tensor | None = None,
         deep: Mapping[int, Tensor] = NO_DEEP,
         deltas: Deltas = NO_DELTAS,
-        rng: torch.Generator | None = None,
+        rng: Rng = None,
     ) -> Tensor:
-        """Features (C, D) of the sentences that `layout` describes.
+        """Features (C, D) of the sentences of a layout, or (N, C, D) if the learned rows have a leading axis N.
 
-        shared (M, W) and own (C, M, W) are the learned rows; deep[i] (M, W) overwrites the shared rows at the input
-        of layer i. With a leading axis N on them the result is (N, C, D): N contexts at once.
+        These are shared (M, W) and own (C, M, W); deep[i] (M, W) overwrites the shared ones at the input of layer i.
         """
         batched = any(t is not None and t.dim() == d for t, d in ((shared, 3), (own, 4)))
         x = self.lay(layout, shared, own)  # (N, P + T, W)
@@ -169,15 +164,15 @@ class TextTower(nn.Module):
         behind = torch.ones(L, P + L, dtype=torch.bool, device=device).tril(P)  # the prefix and what stands before
         for layer in range(layers - 1):
             x = self.overwrite(x, layout, deep.get(layer))
-            block = self.transformer[layer]
-            q, k, v = block.attn.qkv(block.ln_1(x), layer, deltas, rng)
+            block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
+            q, k, v = block.attn.qkv(block.ln_1(x), here)
             own_q = q.index_select(1, layout.grid.flatten()).unflatten(1, (C, L))
             own_k, own_v = (t.index_select(1, keys).unflatten(1, (C, P + L)) for t in (k, v))
             own_out = attend(own_q, own_k, own_v, behind).flatten(1, 2).index_select(1, layout.inside)
             prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], causal)
-            x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), layer, deltas, rng)
+            x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
         x = self.overwrite(x, layout, deep.get(layers - 1))
-        features = self.leave(self.last_layer(x, layout, keys, deltas, rng))
+        features = self.leave(self.last_layer(x, layout, keys, deltas_at(layers - 1, deltas, rng)))
         return features if batched else features.squeeze(0)
 
     def lay(self, layout: Layout, shared: Tensor | None, own: Tensor | None) -> Tensor:
@@ -199,10 +194,8 @@ class TextTower(nn.Module):
         if not layout.shared or layout.context != tuple(range(first, first + layout.shared)):
             raise ValueError("deep text prompts need their context, in one piece, at the beginning of the sentence")
         for layer, rows in deep.items():
-            if rows.shape[-2] != layout.shared:
-                raise ValueError(
-                    f"deep text prompts of layer {layer} are {rows.shape[-2]} rows; the context is {layout.shared}"
-                )
+            if (got := rows.shape[-2]) != layout.shared:
+                raise ValueError(f"deep text prompts of layer {layer} are {got} rows; the context is {layout.shared}")
 
     @staticmethod
     def overwrite(x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
@@ -212,17 +205,14 @@ class TextTower(nn.Module):
         rows = (rows if rows.dim() == 3 else rows[None]).expand(len(x), -1, -1)
         return torch.cat([x[:, :first], rows.to(x.dtype), x[:, after:]], dim=1)
 
-    def last_layer(
-        self, x: Tensor, layout: Layout, keys: Tensor, deltas: Deltas, rng: torch.Generator | None
-    ) -> Tensor:
-        layer = len(self.transformer) - 1
-        block = self.transformer[layer]
+    def last_layer(self, x: Tensor, layout: Layout, keys: Tensor, deltas: LayerDeltas) -> Tensor:
+        block = self.transformer[len(self.transformer) - 1]
         C, L = layout.grid.shape
         normed = block.ln_1(x)
-        q = block.attn.project(normed.index_select(1, layout.last), "q", layer, deltas, rng).unsqueeze(2)  # one each
-        k, v = (block.attn.project(normed, which, layer, deltas, rng) for which in "kv")
+        q = block.attn.project(normed.index_select(1, layout.last), "q", deltas).unsqueeze(2)  # one each
+        k, v = (block.attn.project(normed, which, deltas) for which in "kv")
         k, v = (t.index_select(1, keys).unflatten(1, (C, -1)) for t in (k, v))
-        ends = layout.last - layout.grid[:, 0]  # how many tokens a class has behind the prefix, less one
+        ends = layout.last - layout.grid[:, 0]  # tokens of a class behind the prefix, less one
         reach = torch.arange(layout.prefix + L, device=x.device) <= (layout.prefix + ends)[:, None]
         attended = attend(q, k, v, reach[:, None, None, :]).squeeze(2)
-        return block.finish(x.index_select(1, layout.last), attended, layer, deltas, rng)
+        return block.finish(x.index_select(1, layout.last), attended, deltas)

@@ -1,7 +1,7 @@
-"""CLIP's image towers, with explicit places where a tuner may enter and where a cache may cut.
+"""CLIP's image towers, as lines of named stages, at which a tuner may enter and a cache may cut.
 
-A tower is a line of named stages. `tower(x, start, stop)` runs it between any two: `("pixels", "block3")` is what the
-cache computes once for a tuner whose first prompt enters at layer 3, `("block3", "features")` what training repeats.
+`tower(x, start, stop)` runs a tower between any two: `("pixels", "block3")` is what the cache computes once for a tuner
+whose first prompt enters at layer 3, `("block3", "features")` what training repeats.
 
     ViT      pixels · embedded · block1 · … · block{n−1} · features | patches
     ResNet   pixels · map · features | patches
@@ -12,15 +12,14 @@ cache computes once for a tuner whose first prompt enters at layer 3, `("block3"
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Deltas, Transformer, attend, linear
+from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear
 
 EMBEDDED = -1  # the prompt layer before ln_pre; for a ResNet, the feature map before its attention pool
 
@@ -38,24 +37,46 @@ Prompts = Mapping[int, Prompt]
 NO_PROMPTS: Prompts = {}
 
 
-class ImageTower(Protocol):
-    stages: tuple[str, ...]
-    prompt_width: int
-    width: int  # of the attention matrices that low-rank deltas fit
-    layers: int
+class ImageTower(nn.Module):
+    """A line of stages, and what tuners may do to it."""
 
-    def __call__(
+    kind: str  # as errors call it
+    stages: tuple[str, ...]
+    layers: int  # that can be prompted or have deltas
+    prompt_width: int
+    later_prompts: bool  # whether prompts may enter, be replaced and be dropped behind the first layer
+    width: int  # of the attention matrices that low-rank deltas fit
+    delta_matrices: str  # which of q, k, v, o these are
+    __call__: Callable[..., Tensor]
+
+    def forward(
         self,
         x: Tensor,
         start: str = "pixels",
         stop: str = "features",
-        prompts: Prompts = ...,
-        deltas: Deltas = ...,
-        rng: torch.Generator | None = None,
-    ) -> Tensor: ...
+        prompts: Prompts = NO_PROMPTS,
+        deltas: Deltas = NO_DELTAS,
+        rng: Rng = None,
+    ) -> Tensor:
+        begin, end = (self.stages.index(stage) for stage in (start, stop))
+        if begin == end:
+            return x
+        if begin == 0:
+            x = self.embed(x)
+        return x if end == 1 else self.go_on(x, max(begin, 1), end, prompts, deltas, rng)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """From pixels to the next stage."""
+        raise NotImplementedError
+
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
+        """From a stage behind the pixels to a later one."""
+        raise NotImplementedError
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(ImageTower):
+    kind, later_prompts, delta_matrices = "a ViT", True, MATRICES
+
     def __init__(self, embed: int, image_size: int, patch: int, width: int, layers: int, heads: int, act: str) -> None:
         super().__init__()
         self.layers, self.prompt_width, self.width = layers, width, width
@@ -73,32 +94,17 @@ class VisionTransformer(nn.Module):
         cls = self.class_embedding.to(patches.dtype).expand(len(pixels), 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positional_embedding
 
-    def forward(
-        self,
-        x: Tensor,
-        start: str = "pixels",
-        stop: str = "features",
-        prompts: Prompts = NO_PROMPTS,
-        deltas: Deltas = NO_DELTAS,
-        rng: torch.Generator | None = None,
-    ) -> Tensor:
-        begin, end = (self.stages.index(stage) for stage in (start, stop))
-        if begin == end:
-            return x
-        if begin == 0:
-            x = self.embed(x)
-        if end == 1:
-            return x
-        if begin <= 1:
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
+        stop = self.stages[end]
+        if begin == 1:
             x = self.ln_pre(enter(x, prompts.get(EMBEDDED)))
-        first, after = max(begin - 1, 0), min(end - 1, self.layers)
-        for layer in range(first, after):
+        for layer in range(begin - 1, min(end - 1, self.layers)):
             prompt = prompts.get(layer)
             x = enter(x, prompt)
-            block = self.transformer[layer]
+            block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
             if layer == self.layers - 1 and stop == "features":
-                return self.leave(block.first(x, layer, deltas, rng))
-            x = leave(block(x, layer, None, deltas, rng), prompt)
+                return self.leave(block.first(x, here))
+            x = leave(block(x, deltas=here), prompt)
         return self.leave(x) if stop == "patches" else x
 
     def leave(self, x: Tensor) -> Tensor:
@@ -149,26 +155,27 @@ class AttentionPool(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.c_proj = nn.Linear(width, embed)
 
-    def forward(self, x: Tensor, all_tokens: bool, deltas: Deltas, rng: torch.Generator | None) -> Tensor:
+    def forward(self, x: Tensor, all_tokens: bool, deltas: LayerDeltas) -> Tensor:
         tokens = x.flatten(2).transpose(1, 2)  # (B, L, W)
         tokens = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1) + self.positional_embedding
         asking = tokens if all_tokens else tokens[:, :1]
         q, k, v = (
-            linear(t, m.weight, m.bias, deltas.get((0, name)), rng).unflatten(-1, (self.heads, -1))
+            linear(t, m.weight, m.bias, name, deltas).unflatten(-1, (self.heads, -1))
             for t, m, name in ((asking, self.q_proj, "q"), (tokens, self.k_proj, "k"), (tokens, self.v_proj, "v"))
         )
         out: Tensor = self.c_proj(attend(q, k, v).flatten(-2))
         return out if all_tokens else out.squeeze(1)
 
 
-class ModifiedResNet(nn.Module):
+class ModifiedResNet(ImageTower):
     """CLIP's ResNet: a three-convolution stem, anti-aliased strides, an attention pool at the end.
 
     It has no token sequence to prompt: a prompt's mean is added to every position of the last feature map.
     Low-rank deltas fit the pool's q, k and v.
     """
 
-    stages: tuple[str, ...] = ("pixels", "map", "features", "patches")
+    kind, later_prompts, delta_matrices = "a ResNet", False, "qkv"
+    stages = ("pixels", "map", "features", "patches")
     layers = 1
 
     def __init__(self, embed: int, image_size: int, width: int, depths: tuple[int, ...], heads: int) -> None:
@@ -187,7 +194,8 @@ class ModifiedResNet(nn.Module):
         self.depths, self.prompt_width, self.width = depths, inside, inside
         self.attnpool = AttentionPool(image_size // 32, inside, heads, embed)
 
-    def map(self, x: Tensor) -> Tensor:
+    def embed(self, pixels: Tensor) -> Tensor:
+        x = pixels
         for i in (1, 2, 3):
             x = F.relu(getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x)))
         x = F.avg_pool2d(x, 2)
@@ -195,23 +203,8 @@ class ModifiedResNet(nn.Module):
             x = getattr(self, f"layer{i + 1}")(x)
         return x
 
-    def forward(
-        self,
-        x: Tensor,
-        start: str = "pixels",
-        stop: str = "features",
-        prompts: Prompts = NO_PROMPTS,
-        deltas: Deltas = NO_DELTAS,
-        rng: torch.Generator | None = None,
-    ) -> Tensor:
-        begin, end = (self.stages.index(stage) for stage in (start, stop))
-        if begin == end:
-            return x
-        if begin == 0:
-            x = self.map(x)
-        if end == 1:
-            return x
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
         if EMBEDDED in prompts:
             x = x + prompts[EMBEDDED].tokens.mean(dim=-2)[:, None, None]
-        out: Tensor = self.attnpool(x, stop == "patches", deltas, rng)
+        out: Tensor = self.attnpool(x, self.stages[end] == "patches", deltas_at(0, deltas, rng))
         return out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .aggregation import even, weighted_mean
-from .initial import linear_init
+from .bend import Bend, Context
+from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss
 from .method import Method, TwoBranches, branch, resolve
 from .model import Model, Tuner
@@ -14,8 +15,8 @@ from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me,
 from .types import Server, View
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Cluster", "Each", "Gradient", "LocalTraining", "Me",
-    "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View",
-    "branch", "even", "gradient_of", "gradients", "linear_init", "log_prior", "optimise", "resolve", "task_loss",
-    "weighted_mean",
+    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Gradient",
+    "LocalTraining", "Me", "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner",
+    "TwoBranches", "View", "branch", "even", "gradient_of", "gradients", "linear", "linear_init", "log_prior", "normal",
+    "optimise", "resolve", "task_loss", "weighted_mean",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a tuner can do to a frozen CLIP, as values."""
+"""What a tuner can do to a frozen CLIP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bend:
     prompts: Prompts = field(default_factory=dict)  # tokens for the image tower
     image_deltas: Deltas = field(default_factory=dict)
     gates: tuple[Callable[[Tensor], Tensor], ...] = ()  # on image features
-    for_image: Callable[[Tensor], Tensor] | None = None  # (B, D) images → (B, M, W) context rows, other for each
+    for_image: Callable[[Tensor], Tensor] | None = None  # (B, D) images → (B, M, W) context rows for each
     net: Callable[[Tensor, torch.Generator | None], Tensor] | None = None  # pixels → features, in place of CLIP's tower
     head: Callable[[Tensor], Tensor] | None = None  # features → logits, in place of the class sentences
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..clip.block import Rng
 from ..clip.load import Checkpoint
 from ..clip.model import Clip
 from ..clip.text import Layout, arrange, pack, tokens
@@ -29,17 +31,21 @@ PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Tuner(BaseModel, ABC):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """How parameters bend a frozen CLIP. Its fields are its settings."""
 
-    @abstractmethod
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    acts_on: ClassVar[frozenset[str]] = frozenset()
+
     def touches(self) -> frozenset[str]:
-        """Of "text", "image" (the towers), "features" (of the latter) and "classifier" (for the class sentences)."""
+        """Some of "text" and "image" (the towers), "features" (of images) and "classifier" (in place of sentences)."""
+        return self.acts_on
 
     def stage(self, clip: Clip) -> str:
         """The last stage of the image tower that this tuner leaves alone."""
         return "features"
 
-    def plan(self, model: Model) -> Context:
+    def context(self, model: Model) -> Context:
+        """The learned rows that it puts into the class sentences."""
         return Context()
 
     @abstractmethod
@@ -61,14 +67,10 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, classes: Sequence[str], template: str) -> Words:
-        names = [name.replace("_", " ") for name in classes]
-        return cls(
-            names=tuple(tuple(tokenizer(name)) for name in names),
-            sentences=tuple(tuple(tokenizer(template.format(name))) for name in names),
-            period=tuple(tokenizer(".")),
-            sos=tokenizer.sos,
-            eot=tokenizer.eot,
-        )
+        spelled = [name.replace("_", " ") for name in classes]
+        names = tuple(tuple(tokenizer(name)) for name in spelled)
+        sentences = tuple(tuple(tokenizer(template.format(name))) for name in spelled)
+        return cls(names, sentences, tuple(tokenizer(".")), tokenizer.sos, tokenizer.eot)
 
 
 @dataclass(frozen=True)
@@ -103,53 +105,46 @@ class Model:
 
     @cached_property
     def stage(self) -> str:
-        """Where this tuner enters the image tower: everything before is the same for ever, and cached."""
+        """Where this tuner enters the image tower: what comes before never changes, and is cached."""
         first = self.tuner.stage(self.clip)
         return self.reads if first == "features" else first
 
     @cached_property
     def layout(self) -> Layout:
         """The class sentences with the tuner's learned rows in them; the plain template if it has none."""
-        return self.arranged(self.tuner.plan(self))
+        return self.arranged(self.tuner.context(self))
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
         """The same, and with only the rows that all classes share or only each class's own."""
-        plan = self.tuner.plan(self)
-        return {
-            "both": self.layout,
-            "shared": self.arranged(replace(plan, own=0)),
-            "own": self.arranged(replace(plan, shared=0)),
-        }
+        context = self.tuner.context(self)
+        shared, own = self.arranged(replace(context, own=0)), self.arranged(replace(context, shared=0))
+        return {"both": self.layout, "shared": shared, "own": own}
 
-    def arranged(self, plan: Context) -> Layout:
-        if plan.shared == plan.own == 0:
+    def arranged(self, context: Context) -> Layout:
+        if context.shared == context.own == 0:
             return self.template_layout
-        w = self.words
-        return pack(
-            [
-                arrange(
-                    name, sos=w.sos, eot=w.eot, shared=plan.shared, own=plan.own, before=plan.before, after=w.period,
-                    position=plan.position,
-                )
-                for name in w.names
-            ]
-        ).to(self.device)  # fmt: skip
+        w, rows = self.words, vars(context)
+        return pack([arrange(name, sos=w.sos, eot=w.eot, after=w.period, **rows) for name in w.names]).to(self.device)
 
     @cached_property
     def template_layout(self) -> Layout:
-        return pack([tokens([self.words.sos, *s, self.words.eot]) for s in self.words.sentences]).to(self.device)
+        return self.sentence_layout(self.words.sentences)
+
+    def sentence_layout(self, sentences: Sequence[Sequence[int]]) -> Layout:
+        return pack([tokens([self.words.sos, *ids, self.words.eot]) for ids in sentences]).to(self.device)
 
     @cached_property
     def zero_shot(self) -> Tensor:
         """(C, D) normalised text features of the hand-written sentences."""
-        with torch.no_grad(), self.cast():
-            return F.normalize(self.clip.text(self.template_layout).float(), dim=-1)
+        return self.frozen_text(self.template_layout)
 
     @cached_property
     def names(self) -> Tensor:
         """(C, D) normalised text features of the bare class names."""
-        layout = pack([tokens([self.words.sos, *name, self.words.eot]) for name in self.words.names]).to(self.device)
+        return self.frozen_text(self.sentence_layout(self.words.names))
+
+    def frozen_text(self, layout: Layout) -> Tensor:
         with torch.no_grad(), self.cast():
             return F.normalize(self.clip.text(layout).float(), dim=-1)
 
@@ -166,7 +161,7 @@ class Model:
     def bend(self, theta: Params) -> Bend:
         return self.tuner.bend(theta, self)
 
-    def tower(self, x: Tensor, stop: str, bend: Bend = PLAIN, rng: torch.Generator | None = None) -> Tensor:
+    def tower(self, x: Tensor, stop: str, bend: Bend = PLAIN, rng: Rng = None) -> Tensor:
         """The image tower from this model's stage on; (B, D) features, or (B, 1 + L, D) patches with those first."""
         x = self.put(x)
         if self.stage == "patches":
@@ -176,7 +171,7 @@ class Model:
         with self.cast():
             return self.clip.vision(x, self.stage, stop, bend.prompts, bend.image_deltas, rng).float()
 
-    def features(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def features(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, D), what a head reads; x is at this model's stage."""
         bend = self.bend(theta)
         features = self.tower(x, "features", bend, rng) if bend.net is None else bend.net(self.put(x), rng)
@@ -184,15 +179,15 @@ class Model:
             features = gate(features)
         return features
 
-    def image(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def image(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, D) normalised."""
         return F.normalize(self.features(theta, x, rng), dim=-1)
 
-    def patches(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def patches(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, L, D) every patch's projected token, normalised; for methods that read them (Method.reads)."""
         return F.normalize(self.tower(x, "patches", self.bend(theta), rng)[:, 1:], dim=-1)
 
-    def text(self, theta: Params, rng: torch.Generator | None = None, rows: str = "both") -> Tensor:
+    def text(self, theta: Params, rng: Rng = None, rows: str = "both") -> Tensor:
         """(C, D) normalised; of sentences with all learned rows, only the "shared" ones or only each class's "own"."""
         bend = self.bend(theta)
         if rows == "shared":
@@ -211,7 +206,7 @@ class Model:
             self.memo[key] = normal, theta  # theta is held so that no other tensor can get its ids
         return normal
 
-    def logits(self, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def logits(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""
         bend = self.bend(theta)
         if bend.head is not None:
@@ -221,11 +216,9 @@ class Model:
             return self.clip.scale * self.cosines(bend, bend.for_image, z, rng)
         return self.clip.scale * z @ self.text(theta, rng).T
 
-    def cosines(
-        self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: torch.Generator | None = None
-    ) -> Tensor:
-        """(B, C), each image with sentences made for it, a few images at a time: text activations are forgotten
-        between them, and made again in the backward pass, so that memory does not grow with the batch."""
+    def cosines(self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: Rng = None) -> Tensor:
+        """(B, C), each image with sentences made for it. Only a few images' text activations are held at a time, and
+        computed again in the backward pass, so that memory does not grow with the batch."""
         tower, layout = self.clip.text, self.layout
         (C, L), tokens, layers = layout.grid.shape, len(layout.row), len(tower.transformer)
         copied = 2 * C * (layout.prefix + 2 * L)  # for attention: each class's k and v, q and what comes out

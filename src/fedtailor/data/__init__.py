@@ -20,7 +20,7 @@ Loader = Callable[[Path], Dataset]
 
 @dataclass(frozen=True)
 class Source:
-    """How a dataset is opened. `imbalance` is the long tail it gets unless told otherwise, None one it brings along."""
+    """How a dataset is opened. `imbalance` is its long tail unless told otherwise; None: it has one of its own."""
 
     load: Loader
     imbalance: float | None = 1.0
@@ -28,8 +28,7 @@ class Source:
 
 
 def embedded(_: Path) -> Dataset:
-    # Always the same pictures: seeds thin them and deal them out, they do not redraw the world.
-    return drawn.drawn()
+    return drawn.drawn()  # always the same pictures: a run's seed thins them and deals them out
 
 
 DATASETS: dict[str, Source] = {
@@ -49,7 +48,7 @@ DATASETS: dict[str, Source] = {
 }
 
 # `folder:PATH` and `csv:PATH`: the path takes the place of the root.
-FORMS: dict[str, Loader] = {"folder": folder.folder, "csv": table.table}
+FORMS: dict[str, Callable[..., Dataset]] = {"folder": folder.folder, "csv": table.table}
 
 
 def default_root() -> Path:
@@ -82,9 +81,7 @@ def open_dataset(name: str, root: Path | None = None, *, imbalance: float | None
 
 def long_tailed(dataset: Dataset, imbalance: float, seed: int) -> Dataset:
     if dataset.train.labels is None:
-        raise UserError(
-            f"imbalance={imbalance} thins class by class and the training pictures of {dataset.name} have no labels"
-        )
+        raise UserError(f"imbalance={imbalance}: the training pictures of {dataset.name} have no labels to thin by")
     C = len(dataset.classes)
     counts = by_class(profile(len(dataset.train) / C, C, imbalance), dataset.order)
     kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from . import default_root, find_source
-from .dataset import Split, histogram
+from .dataset import histogram
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,14 @@ def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
             yield CheckStep(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
         elif len(split) == 0:
             yield CheckStep(0, total, f"{name} has no {what} pictures")
-        yield from (CheckStep(0, total, finding) for finding in absent(what, split, dataset.classes))
-    done = 0
-    for split in parts.values():
-        for index in range(len(split)):
-            done += 1
-            yield CheckStep(done, total, unreadable(split, index))
-
-
-def absent(what: str, split: Split, classes: tuple[str, ...]) -> list[str]:
-    if split.labels is None or len(split) == 0:
-        return []
-    counts = histogram(split.labels, len(classes))
-    return [f"no {what} picture of {name!r}" for name, count in zip(classes, counts, strict=True) if count == 0]
-
-
-def unreadable(split: Split, index: int) -> str | None:
-    try:
-        split.images.read(index)
-    except UserError as error:
-        return str(error)
-    return None
+        if split.labels is not None and len(split):
+            counts = histogram(split.labels, len(dataset.classes))
+            absent = [c for c, count in zip(dataset.classes, counts, strict=True) if count == 0]
+            yield from (CheckStep(0, total, f"no {what} picture of {c!r}") for c in absent)
+    everything = [(split, index) for split in parts.values() for index in range(len(split))]
+    for done, (split, index) in enumerate(everything, 1):
+        try:
+            split.images.read(index)
+            yield CheckStep(done, total)
+        except UserError as error:
+            yield CheckStep(done, total, str(error))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..base.errors import UserError
+from .preprocess import AS_CLIP, PaperPreprocess, Pixels
 
 Indices = NDArray[np.int64]
-Pixels = NDArray[np.uint8]
 
 
 class Images(Protocol):
@@ -78,26 +78,25 @@ class FileImages:
         try:
             with Image.open(path) as picture:
                 if picture.mode.startswith(("I", "F")):
-                    # Cutting these down to bytes needs a choice (which range is black, which white) that is not ours.
+                    # Which value is black and which is white is for the user to say.
                     raise UserError(f"{path} has more than 8 bits per value (mode {picture.mode}); save it with 8")
-                # Cameras store a turned picture and the turn beside it; what a person sees is the turned one.
-                upright = ImageOps.exif_transpose(picture)
-                return np.array(upright.convert("RGB"))
+                # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
+                return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
         except FileNotFoundError as error:
-            raise UserError(f"no picture at {path}; put it there or take it out of the list") from error
+            raise no_picture(path) from error
         # Pillow's decoders report a damaged file with any of these.
         except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
             raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
 
     @cached_property
     def fingerprint(self) -> str:
-        # Reading every byte of a large folder would cost more than the cache saves: size and time stand in for content.
+        # Size and time stand in for content: reading a large folder would cost more than the cache saves.
         digest = hashlib.sha256(b"files")
         for path in self.paths:
             try:
                 stat = (self.root / path).stat()
             except FileNotFoundError as error:
-                raise UserError(f"no picture at {self.root / path}; put it there or take it out of the list") from error
+                raise no_picture(self.root / path) from error
             digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
@@ -105,9 +104,14 @@ class FileImages:
         return FileImages(self.root, tuple(self.paths[int(index)] for index in indices))
 
 
+def no_picture(path: Path) -> UserError:
+    return UserError(f"no picture at {path}; put it there or take it out of the list")
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The pictures of one purpose. `labels` is None where nobody has labelled them, `sites` where no place is known."""
+    """Training or test pictures. `labels` is None if nobody has labelled them, `sites` if it is not known where they
+    come from."""
 
     images: Images
     labels: Indices | None
@@ -117,9 +121,9 @@ class Split:
         for what, values in (("labels", self.labels), ("sites", self.sites)):
             if values is None:
                 continue
-            if values.dtype != np.int64 or values.shape != (len(self.images),):
-                shape = f"{values.dtype} {values.shape}"
-                raise ValueError(f"{what} must be int64 ({len(self.images)},), one per picture, got {shape}")
+            if values.dtype != np.int64 or values.shape != (len(self),):
+                got = f"{values.dtype} {values.shape}"
+                raise ValueError(f"{what} must be int64 ({len(self)},), one per picture, got {got}")
             if len(values) and values.min() < 0:
                 raise ValueError(f"{what} must not be negative, got {values.min()}")
 
@@ -127,11 +131,8 @@ class Split:
         return len(self.images)
 
     def subset(self, indices: Indices) -> Split:
-        return Split(
-            self.images.subset(indices),
-            None if self.labels is None else self.labels[indices],
-            None if self.sites is None else self.sites[indices],
-        )
+        labels, sites = (None if values is None else values[indices] for values in (self.labels, self.sites))
+        return Split(self.images.subset(indices), labels, sites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +144,7 @@ class Dataset:
     test: Split
     coarse: Indices | None = None  # (C,) super-class of each class
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
-    normal: str = "clip"  # how the papers prepared it: cifar10, cifar100, fashion-mnist, clip-augmented, clip
+    paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
 
     def __post_init__(self) -> None:
         C = len(self.classes)

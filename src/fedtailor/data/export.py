@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,21 @@ import numpy as np
 from PIL import Image
 
 from ..base.errors import UserError
+from ..base.progress import ProgressFn
 from .dataset import Dataset, Images, Indices, Split
 from .datasets.files import PHOTO, spelled
 from .datasets.table import COLUMNS, TableRow
 from .federation import Federation
 
-ProgressFn = Callable[[str, int, int], None]
-
 
 def write_sites(
     federation: Federation, out: Path, unlabelled: bool = False, progress: ProgressFn | None = None
 ) -> dict[str, Any]:
-    """Each client's pictures into `out/site-k`, all test pictures into `out/server`, and a table of the sites' files.
+    """Write each client's pictures into `out/site-k`, all test pictures into `out/server`, and a table of sites' files.
 
-    A site's rows stand in the order in which its folder is read. `unlabelled` leaves the training labels out.
+    A site's rows are in the order in which its folder is read. `unlabelled` leaves the training labels out.
     """
-    check(federation, out)
+    check_writable(federation, out)
     dataset, unlabelled = federation.dataset, unlabelled or federation.dataset.train.labels is None
     train, test = replace(dataset.train, labels=None) if unlabelled else dataset.train, dataset.test
     names, digits = folder_names(dataset), len(str(federation.clients - 1))
@@ -67,22 +66,21 @@ def write_sites(
 
 
 def command(federation: Federation, out: Path) -> str:
-    """The same federation, from the files, in one process."""
+    """How to run the same federation from the files, in one process."""
     settings = [f"data=csv:{out / 'sites.csv'}", "data.partition=site", f"clients={federation.clients}"]
-    template = federation.dataset.template
-    return shlex.join(["fedtailor", "run", *settings, *([f"data.template={template}"] if template != PHOTO else [])])
+    if (template := federation.dataset.template) != PHOTO:
+        settings.append(f"data.template={template}")
+    return shlex.join(["fedtailor", "run", *settings])
 
 
-def check(federation: Federation, out: Path) -> None:
+def check_writable(federation: Federation, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already, and not empty; give a new folder, or remove it first")
     if federation.server is not None:
         raise UserError("data.server keeps training images for the server, which no site has; leave it out")
     if empty := np.flatnonzero(federation.sizes == 0).tolist():
-        raise UserError(
-            f"site-{empty[0]} would have nothing to train on; take fewer clients than {federation.clients}, "
-            "or another partition"
-        )
+        fewer = f"fewer clients than {federation.clients}, or another partition"
+        raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")
 
 
 def folder_names(dataset: Dataset) -> list[str]:
@@ -97,7 +95,7 @@ def folder_names(dataset: Dataset) -> list[str]:
 def pieces(
     split: Split, held: Indices, names: Sequence[str], place: str, part: str, site: str = ""
 ) -> list[tuple[Images, int, TableRow]]:
-    """The pictures of one part of one place and their rows, as `folder` comes upon them: folder by folder, by name."""
+    """One part of one place: its pictures and their rows, in the order in which `folder` reads them."""
     found = []
     for index in held.tolist():
         label = "" if split.labels is None else names[split.labels[index]]

@@ -16,7 +16,7 @@ from .partitions.base import Partition, Shares
 class Federation:
     dataset: Dataset
     shares: Shares
-    server: Split | None = None  # what the server holds to validate on, taken off before the rest is dealt out
+    server: Split | None = None  # what the server keeps to validate on; the rest is dealt out
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -48,22 +48,20 @@ class Federation:
 
     def _table(self, labels: Indices | None, held: list[Indices], what: str) -> Indices:
         if labels is None:
-            raise UserError(
-                f"the {what} pictures of {self.dataset.name} have no labels, so they cannot be counted by class"
-            )
+            raise UserError(f"the {what} pictures of {self.dataset.name} have no labels to count them by class")
         return np.stack([histogram(labels[indices], len(self.dataset.classes)) for indices in held])
 
 
 def federate(dataset: Dataset, partition: Partition, clients: int, seed: int, server_part: float = 0.0) -> Federation:
     """Deal a dataset out; `server_part` of the training set stays with the server."""
-    server = None
+    server, train = None, dataset.train
     if server_part:
-        if dataset.train.labels is None:
+        if train.labels is None:
             raise UserError(f"data.server={server_part}: {dataset.name} has no training labels to validate with")
-        order = numpy_generator(seed, "server").permutation(len(dataset.train))
+        order = numpy_generator(seed, "server").permutation(len(train))
         held = int(server_part * len(order))
         if not 0 < held < len(order):
             raise UserError(f"data.server={server_part} of {len(order)} training images leaves nothing on one side")
-        server = dataset.train.subset(np.sort(order[:held]))
-        dataset = replace(dataset, train=dataset.train.subset(np.sort(order[held:])))
+        server, rest = (train.subset(np.sort(part)) for part in (order[:held], order[held:]))
+        dataset = replace(dataset, train=rest)
     return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)

@@ -1,4 +1,4 @@
-"""Head, middle and tail classes: the papers draw the lines in different places, so each rule is an object."""
+"""Head, middle and tail classes, by the rule of each paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .dataset import Indices
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Class indices, ascending; every class is in exactly one group, or in none where nobody can count them."""
+    """Class indices, ascending. Every class is in one group; if there are no labels to count, all are `unknown`."""
 
     head: Indices
     mid: Indices
@@ -47,7 +47,7 @@ def split(head: NDArray[np.bool_], mid: NDArray[np.bool_]) -> Groups:
 
 
 def running_total(counts: Indices) -> Indices:
-    """(C,) pictures in each class and all larger ones; of equal classes the lower index counts as the larger."""
+    """(C,) pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger."""
     order = np.argsort(-counts, kind="stable")
     total = np.empty_like(counts)
     total[order] = np.cumsum(counts[order])
@@ -56,26 +56,19 @@ def running_total(counts: Indices) -> Indices:
 
 @dataclass(frozen=True)
 class Cumulative:
-    """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`."""
+    """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`.
+
+    FedLoGe: the class that crosses a line still belongs to the larger group.
+    """
 
     head: float = 0.75
     mid: float = 0.95
+    crossing: bool = False
 
     def __call__(self, counts: Indices) -> Groups:
         total = running_total(counts)
-        return split(total <= self.head * counts.sum(), total <= self.mid * counts.sum())
-
-
-@dataclass(frozen=True)
-class CumulativeCrossing:
-    """FedLoGe: as `Cumulative`, but the class that crosses a line still belongs to the larger group."""
-
-    head: float = 0.75
-    mid: float = 0.95
-
-    def __call__(self, counts: Indices) -> Groups:
-        before = running_total(counts) - counts
-        return split(before < self.head * counts.sum(), before < self.mid * counts.sum())
+        lines = (part * counts.sum() for part in (self.head, self.mid))
+        return split(*(total - counts < line if self.crossing else total <= line for line in lines))
 
 
 @dataclass(frozen=True)
@@ -89,8 +82,4 @@ class Counts:
         return split(counts > self.head, counts > self.tail)
 
 
-GROUPS: dict[str, Rule] = {
-    "capt": Cumulative(),
-    "fedloge": CumulativeCrossing(),
-    "fedpurel": Counts(),
-}
+GROUPS: dict[str, Rule] = {"capt": Cumulative(), "fedloge": Cumulative(crossing=True), "fedpurel": Counts()}

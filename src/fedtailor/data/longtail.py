@@ -1,4 +1,4 @@
-"""Long tails: how many pictures each class keeps, and which (CAPT and FedPuReL build theirs so)."""
+"""Long tails: how many pictures each class keeps, and which, as in CAPT and FedPuReL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from .dataset import Indices
 
-# The legacy generator is admitted so that published constructions can be replayed draw by draw.
+# The legacy generator is for replaying published constructions draw by draw.
 Rng = np.random.Generator | np.random.RandomState
 
 

@@ -37,7 +37,7 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
     """A site's: its own pictures under the federation's class names, and the CLIP that the server has."""
     run = site_run(invitation, data, backbone, device)
     dataset = for_site(data, None, invitation.classes)
-    dataset = replace(dataset, template=invitation.template, normal=invitation.normal)
+    dataset = replace(dataset, template=invitation.template, paper=invitation.paper)
     if run.method.value.trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")
     checkpoint = load(run.backbone.name)

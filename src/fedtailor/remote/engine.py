@@ -375,6 +375,6 @@ def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:
         weights=experiment.weights,
         classes=dataset.classes,
         template=experiment.run.data.template or dataset.template,
-        normal=dataset.normal,
+        paper=dataset.paper,
         groups={name: tuple(members.tolist()) for name, members in experiment.groups.items()},
     )

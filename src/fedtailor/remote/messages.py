@@ -16,6 +16,7 @@ from ..base.errors import UserError
 from ..base.validation import explain
 from ..client.codec import from_bytes, to_bytes
 from ..core.types import Params
+from ..data.preprocess import PaperPreprocess
 from ..evaluation.metrics import Score
 
 TensorGroups = dict[str, Params]
@@ -44,7 +45,7 @@ class Invitation(Message):
     weights: str  # the hash of CLIP
     classes: tuple[str, ...]
     template: str
-    normal: str  # how pictures are prepared (Dataset.normal)
+    paper: PaperPreprocess  # how pictures are prepared, with preprocess=paper
     groups: dict[str, tuple[NonNegativeInt, ...]]  # head, mid, tail
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ..base.errors import UserError
+from ..base.progress import ProgressFn
 from ..client.data import ClientData
 from ..client.features import CachedFeatures, FeatureStore, LiveFeatures, make_features
 from ..client.job import Job
-from ..clip.feature_cache import ProgressFn
 from ..clip.load import Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
@@ -97,7 +97,7 @@ def assemble(
     )  # fmt: skip
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
-    transform = preprocess(run.data.preprocess, dataset.normal, size, checkpoint.mean, checkpoint.std)
+    transform = preprocess(run.data.preprocess, dataset.paper, size, checkpoint.mean, checkpoint.std)
 
     def features(images: Images, training: bool, stage: str = "") -> FeatureStore:
         return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.bend import Bend
-from ..core.initial import linear_init
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner, linear, linear_init
 
 
 class Adapter(Tuner):
-    hidden: int = Field(0, ge=0, description="width between the two layers; 0: that of the features")
+    acts_on = frozenset({"features"})
 
-    def touches(self) -> frozenset[str]:
-        return frozenset({"features"})
+    hidden: int = Field(0, ge=0, description="width between the two layers; 0: that of the features")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         D = model.clip.shape.embed
@@ -26,8 +21,7 @@ class Adapter(Tuner):
 
     def bend(self, theta: Params, model: Model) -> Bend:
         def gate(features: Tensor) -> Tensor:
-            hidden = torch.tanh(F.linear(features, theta["adapter.in.weight"], theta["adapter.in.bias"]))
-            weights = F.linear(hidden, theta["adapter.out.weight"], theta["adapter.out.bias"]).softmax(dim=1)
-            return weights * features
+            hidden = torch.tanh(linear(theta, "adapter.in", features))
+            return linear(theta, "adapter.out", hidden).softmax(dim=1) * features
 
         return Bend(gates=(gate,))

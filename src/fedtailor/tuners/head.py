@@ -9,18 +9,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core.bend import Bend
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner, linear
 
 
 class Head(Tuner):
     """It reads features of length CLIP's scale, so that rows equal to the text features are zero-shot CLIP."""
 
-    start: Literal["zero", "text"] = Field("zero", description="text: the rows begin as the class sentences' features")
+    acts_on = frozenset({"classifier"})
 
-    def touches(self) -> frozenset[str]:
-        return frozenset({"classifier"})
+    start: Literal["zero", "text"] = Field("zero", description="text: the rows begin as the class sentences' features")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         rows = model.zero_shot.cpu().clone() if self.start == "text" else torch.zeros(model.zero_shot.shape)
@@ -30,8 +27,8 @@ class Head(Tuner):
         def scaled(features: Tensor) -> Tensor:
             return model.clip.scale * F.normalize(features, dim=-1)
 
-        return Bend(gates=(scaled,), head=lambda f: linear_head(theta, f))
+        return Bend(gates=(scaled,), head=lambda features: linear_head(theta, features))
 
 
 def linear_head(theta: Params, features: Tensor) -> Tensor:
-    return F.linear(features, theta["head.weight"], theta["head.bias"])
+    return linear(theta, "head", features)

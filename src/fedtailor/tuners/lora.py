@@ -10,10 +10,7 @@ from pydantic import Field, field_validator
 from ..base.errors import UserError
 from ..clip.block import LowRank
 from ..clip.model import Clip
-from ..clip.vision import ModifiedResNet
-from ..core.bend import Bend
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner
 
 
 class Lora(Tuner):
@@ -43,8 +40,10 @@ class Lora(Tuner):
             "text": ("text", len(clip.text.transformer), clip.text.width),
             "image": ("visual", clip.vision.layers, clip.vision.width),
         }
-        if isinstance(clip.vision, ModifiedResNet) and self.towers != "text" and ("o" in self.matrices or self.first):
-            raise UserError("a ResNet's attention pool takes deltas on q, k and v only: matrices=qkv, first=0")
+        allowed = clip.vision.delta_matrices
+        if self.towers != "text" and set(self.matrices) - set(allowed):
+            letters = f"{', '.join(allowed[:-1])} and {allowed[-1]}"
+            raise UserError(f"{clip.vision.kind} takes deltas on {letters} only: matrices={allowed}")
         theta: Params = {}
         for touched in sorted(self.touches()):
             tower, depth, width = sizes[touched]

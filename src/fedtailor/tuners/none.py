@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..core.bend import Bend
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner
 
 
 class Untuned(Tuner):
-    def touches(self) -> frozenset[str]:
-        return frozenset()
-
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {}
 

@@ -1,7 +1,7 @@
 """FedTPG's prompt generator: M learned queries read the class names, and what they find is the context of all classes.
 
-One cross-attention block without a residual, then a gated feed-forward one with it. The self-attention blocks that may
-follow in the released code, none by default, are left out; so is the keys' bias, which a softmax does not see.
+One cross-attention block without a residual, then a gated feed-forward block with one. The self-attention blocks that
+may follow in the released code (none by default) are left out; so is the keys' bias, which a softmax does not see.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from torch import Tensor
 
 from ..base.errors import UserError
 from ..clip.block import attend
-from ..core.bend import Bend, Context
-from ..core.initial import linear_init, normal
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Context, Model, Params, Tuner, linear, linear_init, normal
 
 
 class PromptGenerator(Tuner):
+    acts_on = frozenset({"text"})
+
     length: int = Field(4, ge=1, title="m", description="queries, and context rows made from them")
     heads: int = Field(4, ge=1, description="of the attention; a divisor of the text tower's width")
 
-    def touches(self) -> frozenset[str]:
-        return frozenset({"text"})
-
-    def plan(self, model: Model) -> Context:
+    def context(self, model: Model) -> Context:
         return Context(shared=self.length)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
@@ -52,18 +48,15 @@ class PromptGenerator(Tuner):
 def generate(theta: Params, names: Tensor, heads: int) -> Tensor:
     """(M, W) context rows from the class names' features T, (C, D)."""
 
-    def norm(x: Tensor, name: str) -> Tensor:
+    def norm(name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], theta[f"generator.{name}.weight"], theta[f"generator.{name}.bias"])
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return F.linear(x, theta[f"generator.{name}.weight"], theta.get(f"generator.{name}.bias"))
-
-    asking, read = norm(theta["generator.queries"], "norm_q"), norm(names, "norm_kv")
-    sides = ((asking, "q"), (read, "k"), (read, "v"))
-    q, k, v = (linear(x, which).unflatten(-1, (heads, -1)) for x, which in sides)  # (L, H, d)
-    x = linear(attend(q, k, v).flatten(-2), "out")
-    value, gate = linear(norm(x, "norm_ff"), "widen").chunk(2, dim=-1)
-    return x + linear(value * F.gelu(gate), "narrow")
+    queries, read = norm("norm_q", theta["generator.queries"]), norm("norm_kv", names)
+    sides = (("q", queries), ("k", read), ("v", read))
+    q, k, v = (linear(theta, f"generator.{which}", x).unflatten(-1, (heads, -1)) for which, x in sides)  # (L, H, d)
+    x = linear(theta, "generator.out", attend(q, k, v).flatten(-2))
+    value, gate = linear(theta, "generator.widen", norm("norm_ff", x)).chunk(2, dim=-1)
+    return x + linear(theta, "generator.narrow", value * F.gelu(gate))
 
 
 def norm_init(name: str, width: int) -> Params:

@@ -15,19 +15,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..clip.model import Clip
-from ..core.bend import Bend
-from ..core.initial import linear_init, normal
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Model, Params, Tuner, linear_init, normal
 from .head import linear_head
 
-TESTED = 256  # pictures at once where nothing is learned: a test set is handed over whole
+TESTED = 256  # pictures at once in a test, which asks for all of them
 BLOCKS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # by depth: basic blocks in each stage
 
 
 class ResNet(Tuner):
-    """All of a network's weights are parameters. Norms are of groups: running statistics of skewed clients would
-    neither be gradients nor be safe to average."""
+    """All of the network's weights are parameters. Norms are of groups: the running statistics of skewed clients are
+    not learned by gradients, nor safe to average."""
+
+    acts_on = frozenset({"image", "classifier"})
 
     depth: Literal[8, 18, 34] = Field(8, description="8: three stages, features of 4·width · 18, 34: four, 8·width")
     width: int = Field(64, ge=1, description="channels of the first stage, doubled with each further one")
@@ -40,9 +39,6 @@ class ResNet(Tuner):
         if self.width % self.groups:
             raise ValueError(f"width={self.width} cannot be cut into groups={self.groups}; take a divisor of it")
         return self
-
-    def touches(self) -> frozenset[str]:
-        return frozenset({"image", "classifier"})
 
     def stage(self, clip: Clip) -> str:
         return "pixels"
@@ -74,7 +70,7 @@ class ResNet(Tuner):
                 found = [self.features(theta, part.contiguous(memory_format=torch.channels_last)) for part in some]
             return torch.cat(found).float()
 
-        return Bend(net=net, head=lambda f: linear_head(theta, f))
+        return Bend(net=net, head=lambda features: linear_head(theta, features))
 
     def features(self, theta: Params, x: Tensor) -> Tensor:
         """(B, 3, S, S) → (B, F)."""
@@ -86,20 +82,17 @@ class ResNet(Tuner):
 
         x = F.relu(conv("net.stem", x))
         for name, inside, outside, stride in self.blocks():
-            # Every other pixel, then a convolution: as one step it crashes oneDNN where there are few channels.
+            # Every other pixel, then a convolution: with a stride, oneDNN crashes at few channels.
             aside = x if inside == outside else conv(f"{name}.skip", x[:, :, ::stride, ::stride])
             x = F.relu(conv(f"{name}.conv2", F.relu(conv(f"{name}.conv1", x, stride))) + aside)
         return x.mean(dim=(2, 3))
 
 
 def conv_init(name: str, inside: int, outside: int, side: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """A convolution as He et al. begin it, by what goes out, and the norm behind it."""
+    """A convolution as He et al. begin it (fan-out), and the norm behind it."""
     weight = normal((outside, inside, side, side), rng, math.sqrt(2 / (outside * side**2)))
-    return {
-        f"{name}.weight": weight,
-        f"{name}.norm.weight": torch.ones(outside),
-        f"{name}.norm.bias": torch.zeros(outside),
-    }
+    norm = {f"{name}.norm.weight": torch.ones(outside), f"{name}.norm.bias": torch.zeros(outside)}
+    return {f"{name}.weight": weight, **norm}
 
 
 def random_views(x: Tensor, rng: torch.Generator) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,25 +10,29 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core.bend import Bend, Context
-from ..core.initial import normal
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..core import Bend, Context, Model, Params, Tuner, normal
 
 
-class TextPrompt(Tuner):
+class SharedContext(Tuner):
+    """What tuners with M context rows for all classes have in common."""
+
+    acts_on = frozenset({"text"})
+
     length: int = Field(4, ge=1, title="M", description="context rows shared by all classes")
     words: str = Field("", description="start as these words; those beyond M stay frozen. Empty: N(0, 0.02²)")
+
+    def context(self, model: Model) -> Context:
+        return Context(shared=self.length, before=tuple(word_ids(model, self.words)[self.length :]))
+
+
+class TextPrompt(SharedContext):
     position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
 
-    def touches(self) -> frozenset[str]:
-        return frozenset({"text"})
-
-    def plan(self, model: Model) -> Context:
-        return Context(shared=self.length, before=frozen_words(model, self.words, self.length), position=self.position)
+    def context(self, model: Model) -> Context:
+        return replace(super().context(model), position=self.position)
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        return {"text.ctx": context(model, self.length, self.words, rng)}
+        return {"text.ctx": context_rows(model, self.length, self.words, rng)}
 
     def bend(self, theta: Params, model: Model) -> Bend:
         return Bend(shared=theta["text.ctx"])
@@ -41,16 +46,11 @@ def word_ids(model: Model, words: str) -> list[int]:
     return model.tokenizer(words)
 
 
-def frozen_words(model: Model, words: str, length: int) -> tuple[int, ...]:
-    return tuple(word_ids(model, words)[length:])
-
-
-def context(model: Model, length: int, words: str, rng: torch.Generator) -> Tensor:
-    """(M, W): random rows, or the first M of the words'."""
-    width = model.clip.text.width
+def context_rows(model: Model, length: int, words: str, rng: torch.Generator) -> Tensor:
+    """(M, W) to start from: random rows, or the first M of the words'."""
     ids = word_ids(model, words)[:length]
     if not ids:
-        return normal((length, width), rng)
+        return normal((length, model.clip.text.width), rng)
     if len(ids) < length:
         raise UserError(
             f"{words!r} is {len(ids)} tokens, fewer than length={length}; use more words or a smaller length"

@@ -9,14 +9,13 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..clip.model import Clip
-from ..clip.vision import EMBEDDED, ModifiedResNet, Prompt
-from ..core.bend import Bend
-from ..core.initial import normal
-from ..core.model import Model, Tuner
-from ..core.types import Params
+from ..clip.vision import EMBEDDED, Prompt
+from ..core import Bend, Model, Params, Tuner, normal
 
 
 class VisualPrompt(Tuner):
+    acts_on = frozenset({"image"})
+
     length: int = Field(4, ge=1, title="M", description="tokens at a layer")
     depth: int = Field(1, ge=0, title="J", description="layers prompted; 0: all but the last")
     first: int = Field(0, ge=0, description="the first prompted layer; what lies below it is cached")
@@ -26,19 +25,15 @@ class VisualPrompt(Tuner):
         "(FedCoPL) · replaced: appended at the first, overwritten at each later one (MaPLe)",
     )
 
-    def touches(self) -> frozenset[str]:
-        return frozenset({"image"})
-
     def layers(self, clip: Clip) -> range:
-        depth = self.depth or clip.vision.layers - 1 - self.first
-        if not 1 <= depth <= clip.vision.layers - self.first:
-            raise UserError(
-                f"depth={self.depth} from layer {self.first}: the image tower has {clip.vision.layers} layers"
-            )
+        tower = clip.vision
+        depth = self.depth or tower.layers - 1 - self.first
+        if not 1 <= depth <= tower.layers - self.first:
+            raise UserError(f"depth={self.depth} from layer {self.first}: the image tower has {tower.layers} layers")
         if self.mode == "kept" and depth > 1:
             raise UserError("mode=kept carries one set of tokens through the tower: depth=1, or mode=dropped|replaced")
-        if isinstance(clip.vision, ModifiedResNet) and (self.first or self.mode != "kept"):
-            raise UserError("a ResNet has one place for a prompt: first=0 and mode=kept")
+        if self.mode != "kept" and not tower.later_prompts:
+            raise UserError(f"{tower.kind} has one place for a prompt: first=0 and mode=kept")
         return range(self.first, self.first + depth)
 
     def stage(self, clip: Clip) -> str:

@@ -10,64 +10,62 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import UserError
-from ..dataset import ArrayImages, Dataset, Indices, Pixels, Split
+from ..dataset import ArrayImages, Dataset, Indices, Split
+from ..preprocess import PaperPreprocess, Pixels
 from .files import PHOTO, need, read_lines, readable
 
 PIXELS = 3 * 32 * 32
 TORONTO = "from Alex Krizhevsky's page at the University of Toronto and unpack it"
+# CAPT's and FedPuReL's codes normalise by the dataset's own statistics, and only then resize.
+PAPER10 = PaperPreprocess(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010), resize="late")
+PAPER100 = PaperPreprocess(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), resize="late")
 
-Part = tuple[Pixels, Indices, Indices]  # planes (N, 3072), labels (N,), super-classes (N,) or empty
+Part = tuple[Pixels, Indices]  # colour planes (N, 3072); labels (N, 1), or super-classes and classes (N, 2)
 
 
 def cifar10(root: Path) -> Dataset:
-    binary = root / "cifar-10-batches-bin"
-    if binary.is_dir():
-        download = f"the CIFAR-10 binary version {TORONTO}"
-        names = read_lines(need(binary / "batches.meta.txt", download))
-
-        def read(name: str) -> Part:
-            return records(need(binary / f"{name}.bin", download), coarse=False)
-    else:
-        folder, download = root / "cifar-10-batches-py", f"the CIFAR-10 python version {TORONTO}"
-        meta = need(folder / "batches.meta", download)
-        names = texts(meta, "label_names")
-
-        def read(name: str) -> Part:
-            return batch(need(folder / name, download), "labels", None)
-
-    train, _ = joined([read(f"data_batch_{number}") for number in range(1, 6)], len(names))
-    test, _ = joined([read("test_batch")], len(names))
-    return Dataset("cifar10", tuple(map(readable, names)), PHOTO, train, test, normal="cifar10")
+    files = ("cifar-10-batches-bin/batches.meta.txt", "cifar-10-batches-py/batches.meta")
+    names, read = find_version(root, "CIFAR-10", *files, "label_names", ("labels",))
+    train, test = read(*(f"data_batch_{number}" for number in range(1, 6))), read("test_batch")
+    classes = tuple(map(readable, names))
+    return Dataset("cifar10", classes, PHOTO, split(train, names), split(test, names), paper=PAPER10)
 
 
 def cifar100(root: Path) -> Dataset:
-    binary = root / "cifar-100-binary"
-    if binary.is_dir():
-        download = f"the CIFAR-100 binary version {TORONTO}"
-        names = read_lines(need(binary / "fine_label_names.txt", download))
-
-        def read(name: str) -> Part:
-            return records(need(binary / f"{name}.bin", download), coarse=True)
-    else:
-        folder, download = root / "cifar-100-python", f"the CIFAR-100 python version {TORONTO}"
-        names = texts(need(folder / "meta", download), "fine_label_names")
-
-        def read(name: str) -> Part:
-            return batch(need(folder / name, download), "fine_labels", "coarse_labels")
-
-    train, train_coarse = joined([read("train")], len(names))
-    test, test_coarse = joined([read("test")], len(names))
-    fine = np.concatenate([labels for split in (train, test) if (labels := split.labels) is not None])
-    coarse = parents(fine, np.concatenate([train_coarse, test_coarse]), names)
-    return Dataset("cifar100", tuple(map(readable, names)), PHOTO, train, test, coarse, normal="cifar100")
+    files = ("cifar-100-binary/fine_label_names.txt", "cifar-100-python/meta")
+    names, read = find_version(root, "CIFAR-100", *files, "fine_label_names", ("coarse_labels", "fine_labels"))
+    train, test = read("train"), read("test")
+    parts, classes = (split(train, names), split(test, names)), tuple(map(readable, names))
+    coarse, fine = np.concatenate([train[1], test[1]]).T
+    return Dataset("cifar100", classes, PHOTO, *parts, parents(fine, coarse, names), paper=PAPER100)
 
 
-def joined(parts: list[Part], classes: int) -> tuple[Split, Indices]:
-    planes, labels, coarse = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(f"a CIFAR label is outside 0..{classes - 1}; the files are damaged, download them again")
+def find_version(
+    root: Path, title: str, binary: str, python: str, names: str, labels: tuple[str, ...]
+) -> tuple[list[str], Callable[..., Part]]:
+    """The class names and a function that reads other files, of the version that is there.
+
+    `binary` and `python` are the versions' files of class names, `names` and `labels` are keys of the python version.
+    """
+    is_binary = (root / binary).parent.is_dir()
+    download = f"the {title} {'binary' if is_binary else 'python'} version {TORONTO}"
+    meta = need(root / (binary if is_binary else python), download)
+
+    def read(*batches: str) -> Part:
+        paths = [need(meta.with_name(f"{name}.bin" if is_binary else name), download) for name in batches]
+        parts = [records(path, len(labels)) if is_binary else batch(path, labels) for path in paths]
+        planes, columns = zip(*parts, strict=True)
+        return np.concatenate(planes), np.concatenate(columns)
+
+    return read_lines(meta) if is_binary else texts(meta, names), read
+
+
+def split(part: Part, names: list[str]) -> Split:
+    planes, labels = part[0], part[1][:, -1]
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
+        raise UserError(f"a CIFAR label is outside 0..{len(names) - 1}; the files are damaged, download them again")
     pixels = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return Split(ArrayImages(pixels), labels), coarse
+    return Split(ArrayImages(pixels), labels)
 
 
 def parents(fine: Indices, coarse: Indices, names: list[str]) -> Indices:
@@ -83,31 +81,27 @@ def parents(fine: Indices, coarse: Indices, names: list[str]) -> Indices:
     return found
 
 
-def records(path: Path, coarse: bool) -> Part:
-    """The binary version: label bytes (super-class first, if any), then the three colour planes."""
-    size = 1 + coarse + PIXELS
+def records(path: Path, columns: int) -> Part:
+    """The binary version: label bytes, then the three colour planes."""
+    size = columns + PIXELS
     raw = np.fromfile(path, dtype=np.uint8)
     if len(raw) % size:
         raise UserError(f"{path} holds {len(raw)} bytes, not a multiple of {size}; download it again")
     rows = raw.reshape(-1, size)
-    labels = rows[:, : 1 + coarse].astype(np.int64)
-    return rows[:, 1 + coarse :], labels[:, -1], labels[:, 0] if coarse else labels[:0, 0]
+    return rows[:, columns:], rows[:, :columns].astype(np.int64)
 
 
-def batch(path: Path, labels: str, coarse: str | None) -> Part:
+def batch(path: Path, columns: tuple[str, ...]) -> Part:
     """The python version: a pickled dict of planes and label lists."""
     content = unpickle(path)
     planes = content.get("data")
     if not (isinstance(planes, np.ndarray) and planes.dtype == np.uint8 and planes.shape[1:] == (PIXELS,)):
         raise UserError(f"{path}: 'data' is not an array of uint8 (N, {PIXELS}); download it again")
-
-    def numbers(key: str) -> Indices:
-        values = np.asarray(content.get(key, ()))
+    labels = [np.asarray(content.get(key, ())) for key in columns]
+    for key, values in zip(columns, labels, strict=True):
         if values.shape != planes.shape[:1] or not (np.issubdtype(values.dtype, np.integer) or values.size == 0):
             raise UserError(f"{path}: {key!r} is not one whole number per picture; download it again")
-        return values.astype(np.int64)
-
-    return planes, numbers(labels), numbers(coarse) if coarse else np.empty(0, dtype=np.int64)
+    return planes, np.stack(labels, axis=1).astype(np.int64)
 
 
 def texts(path: Path, key: str) -> list[str]:
@@ -123,16 +117,7 @@ def unpickle(path: Path) -> dict[str, Any]:
             content = Numbers(file, encoding="latin1").load()
         except UserError as error:
             raise UserError(f"{path} is not a CIFAR file: {error}; download it again from its source") from error
-        # A damaged pickle fails in whichever step it happens to mislead.
-        except (
-            pickle.UnpicklingError,
-            EOFError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            MemoryError,
-        ) as error:
+        except Exception as error:  # a damaged pickle fails in whichever step it happens to mislead
             raise UserError(f"{path} is damaged ({error}); download it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not a dict; download it again")
@@ -150,20 +135,21 @@ def latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+# Asking an array how it would be pickled finds numpy's own function, which has an old and a new address.
+RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): plain_dtype,
+    ("_codecs", "encode"): latin1,
+}
+
+
 class Numbers(pickle.Unpickler):
     """Admits numbers, text, lists, dicts and numpy arrays, and calls nothing else: a pickle can name any function."""
 
-    # Asking an array how it would be pickled finds numpy's own function under both its old and its new address.
-    admitted: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012 (read only)
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): plain_dtype,
-        ("_codecs", "encode"): latin1,
-    }
-
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        try:
-            return self.admitted[module, name]
-        except KeyError:
-            raise UserError(f"it asks to call {module}.{name}, which is refused") from None
+        if (module, name) not in ADMITTED:
+            raise UserError(f"it asks to call {module}.{name}, which is refused")
+        return ADMITTED[module, name]

@@ -15,57 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.rng import numpy_generator
-from ..dataset import ArrayImages, Dataset, Split
+from ..dataset import ArrayImages, Dataset, Indices, Split
+from ..preprocess import Pixels
+from .files import PHOTO
 
 Field = NDArray[np.floating[Any]]  # (N, SIDE, SIDE), one value per pixel
-Ids = NDArray[np.int64]
 SIDE = 32
 CHUNK = 256  # pictures drawn at once: small enough to stay in the processor's cache
 
 # A long tail is cut in this order, the first class the largest. It is a shuffle whose thirds the bundled CLIP knows
 # about equally well, so that what a method does to head and tail is not mixed up with that.
 CLASSES = (
-    "striped red heart",
-    "striped white heart",
-    "shaded white arrow",
-    "plain purple crescent",
-    "wavy green diamond",
-    "dotted blue star",
-    "dotted blue flower",
-    "plain brown flower",
-    "checked blue diamond",
-    "plain brown triangle",
-    "checked yellow triangle",
-    "wavy orange diamond",
-    "plain purple ring",
-    "plain teal square",
-    "shaded pink circle",
-    "dotted orange arrow",
-    "striped green hexagon",
-    "checked red triangle",
-    "dotted brown ring",
-    "shaded yellow arrow",
-    "striped orange diamond",
-    "checked blue ring",
-    "checked teal cross",
-    "checked yellow arrow",
-    "plain teal cross",
-    "dotted white hexagon",
-    "dotted white square",
-    "wavy blue ring",
-    "shaded teal hexagon",
-    "plain white square",
-    "dotted brown arrow",
-    "shaded teal square",
-    "wavy red triangle",
-    "striped red hexagon",
-    "wavy orange cross",
-    "shaded pink heart",
-    "dotted blue crescent",
-    "dotted purple flower",
-    "plain red crescent",
-    "plain red ring",
-)
+    "striped red heart", "striped white heart", "shaded white arrow", "plain purple crescent", "wavy green diamond",
+    "dotted blue star", "dotted blue flower", "plain brown flower", "checked blue diamond", "plain brown triangle",
+    "checked yellow triangle", "wavy orange diamond", "plain purple ring", "plain teal square", "shaded pink circle",
+    "dotted orange arrow", "striped green hexagon", "checked red triangle", "dotted brown ring", "shaded yellow arrow",
+    "striped orange diamond", "checked blue ring", "checked teal cross", "checked yellow arrow", "plain teal cross",
+    "dotted white hexagon", "dotted white square", "wavy blue ring", "shaded teal hexagon", "plain white square",
+    "dotted brown arrow", "shaded teal square", "wavy red triangle", "striped red hexagon", "wavy orange cross",
+    "shaded pink heart", "dotted blue crescent", "dotted purple flower", "plain red crescent", "plain red ring",
+)  # fmt: skip
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.85, 0.12, 0.12),
@@ -82,14 +51,14 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 
 
 def sides(u: Field, v: Field, count: int, start: float) -> Field:
-    """The support function of a regular polygon: how far out along its nearest side's normal."""
+    """The support function of a regular polygon: how far out a point is along the normal of its nearest side."""
     turns = start + 2 * np.pi * np.arange(count) / count
     along = [np.float32(np.cos(a)) * u + np.float32(np.sin(a)) * v for a in turns]
     return np.asarray(np.maximum.reduce(along))
 
 
 def petals(u: Field, v: Field, count: int) -> Field:
-    """A wave around the centre, the one that makes stars and flowers."""
+    """A wave around the centre, which makes stars and flowers."""
     return np.cos(count * (np.arctan2(v, u) - np.float32(np.pi / 2)))
 
 
@@ -141,17 +110,16 @@ class Style:
     tint: float = 0.06  # how far a colour strays from its name
 
 
+# The style of `drawn`: faded, grainy and dim at once.
 DUSK = Style(
     size=(0.55, 0.85), noise=(0.05, 0.10), contrast=(0.5, 0.85), light=(-0.2, 0.05), cover=0.15, mottle=0.2, tint=0.07
 )
-"""The style of `drawn`: faded, grainy and dim at once."""
-
 PALETTE: Field = np.array(list(COLOURS.values()), np.float32)
 
 
 def draw(
-    kinds: Ids, styles: Sequence[Style], style: Ids, rng: np.random.Generator, ground: Ids | None = None
-) -> NDArray[np.uint8]:
+    kinds: Indices, styles: Sequence[Style], style: Indices, rng: np.random.Generator, ground: Indices | None = None
+) -> Pixels:
     """Pictures (N, SIDE, SIDE, 3) of figures `kinds` (N, 3): texture, colour, shape; each in the style `styles[style]`.
 
     `ground` (N,) gives the backgrounds' colours; -1, and the default, is a greyish colour of the picture's own.
@@ -165,8 +133,8 @@ def draw(
 
 
 def draw_few(
-    kinds: Ids, styles: Sequence[Style], style: Ids, rng: np.random.Generator, ground: Ids
-) -> NDArray[np.uint8]:
+    kinds: Indices, styles: Sequence[Style], style: Indices, rng: np.random.Generator, ground: Indices
+) -> Pixels:
     n = len(kinds)
     texture, colour, shape = kinds.T
 
@@ -174,8 +142,7 @@ def draw_few(
         return rng.uniform(low, high, (n, 1, 1)).astype(np.float32)
 
     def ranged(name: str) -> Field:
-        low, high = np.array([getattr(s, name) for s in styles], np.float32)[style].T[..., None, None]
-        return between(low, high)
+        return between(*fixed(name).T[..., None, None])
 
     def fixed(name: str) -> Field:
         return np.array([getattr(s, name) for s in styles], np.float32)[style]
@@ -232,7 +199,7 @@ def parts(name: str) -> tuple[int, int, int]:
 
 
 def drawn(seed: int = 0, train: int = 300, test: int = 50) -> Dataset:
-    """The dataset, balanced: so many pictures a class. The long tail is cut from it later, in class order."""
+    """The balanced dataset, with so many pictures of each class. A long tail is cut from it later, in class order."""
     kinds = np.array([parts(name) for name in CLASSES])
 
     def split(part: str, count: int) -> Split:
@@ -240,11 +207,5 @@ def drawn(seed: int = 0, train: int = 300, test: int = 50) -> Dataset:
         pixels = draw(kinds[labels], [DUSK], np.zeros_like(labels), numpy_generator("drawn", seed, part))
         return Split(ArrayImages(pixels), labels)
 
-    return Dataset(
-        name="drawn",
-        classes=CLASSES,
-        template="a photo of a {}.",
-        train=split("train", train),
-        test=split("test", test),
-        coarse=kinds[:, 2],  # by shape
-    )
+    by_shape = kinds[:, 2]
+    return Dataset("drawn", CLASSES, PHOTO, split("train", train), split("test", test), by_shape)

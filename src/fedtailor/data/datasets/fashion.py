@@ -9,26 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from ...base.errors import UserError
-from ..dataset import ArrayImages, Dataset, Pixels, Split
+from ..dataset import ArrayImages, Dataset, Split
+from ..preprocess import PaperPreprocess, Pixels
 from .files import PHOTO
 
 NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 ORDER = (8, 1, 7, 5, 9, 3, 0, 2, 4, 6)  # head to tail, as in CAPT
+PAPER = PaperPreprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), resize="bilinear")
 
 FOLDERS = ("fashion-mnist", "FashionMNIST/raw")
 IMAGES, LABELS = 2051, 2049  # the magic numbers
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    return Dataset(
-        "fashion-mnist", NAMES, PHOTO, half(root, "train"), half(root, "t10k"), order=ORDER, normal="fashion-mnist"
-    )
+    train, test = read_split(root, "train"), read_split(root, "t10k")
+    return Dataset("fashion-mnist", NAMES, PHOTO, train, test, order=ORDER, paper=PAPER)
 
 
-def half(root: Path, name: str) -> Split:
+def read_split(root: Path, name: str) -> Split:
     images_path, labels_path = find(root, f"{name}-images-idx3-ubyte"), find(root, f"{name}-labels-idx1-ubyte")
-    grey = idx(images_path, IMAGES, 3)
-    labels = idx(labels_path, LABELS, 1).astype(np.int64)
+    grey, labels = idx(images_path, IMAGES, 3), idx(labels_path, LABELS, 1).astype(np.int64)
     if len(grey) != len(labels) or (len(labels) and labels.max() >= len(NAMES)):
         raise UserError(f"{images_path} and {labels_path} do not belong together; download both again")
     return Split(ArrayImages(np.repeat(grey[..., np.newaxis], 3, axis=-1)), labels)

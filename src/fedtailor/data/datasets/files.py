@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from ...base.errors import UserError
 from ..dataset import FileImages, Indices, Split
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-
 PHOTO = "a photo of a {}."
+STEP = 5  # without a split of its own, every fifth picture of a class is for testing
 
-# What a file name cannot hold, or would not give back: a dot in front hides a file, one at the end is lost on Windows.
+# What a file name cannot hold or would not give back: a leading dot hides a file, Windows drops one at the end.
 UNSAFE = re.compile(r'[\x00-\x1f%_/\\:*?"<>|]|^\.|\.$')
 SPELLED = re.compile(r"%([01][0-9A-F]|2[25AEF]|3[ACEF]|5[CF]|7C)")
 
@@ -37,7 +38,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """Lines of two words; the first may not hold a space."""
+    """Lines of a word and a text."""
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         first, _, second = line.partition(" ")
@@ -47,7 +48,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def whole(text: str, path: Path) -> int:
+def whole_number(text: str, path: Path) -> int:
     try:
         return int(text)
     except ValueError as error:
@@ -74,15 +75,14 @@ def readable(name: str) -> str:
 
 def spelled(name: str) -> str:
     """A class name as a file name that any system takes; `readable` undoes it."""
-    safe = UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
-    return safe.replace(" ", "_")
+    return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).replace(" ", "_")
 
 
 def listed(root: Path, paths: Sequence[str], labels: Sequence[int] | None) -> Split:
     return Split(FileImages(root, tuple(paths)), None if labels is None else np.array(labels, dtype=np.int64))
 
 
-def every(labels: Indices, step: int) -> tuple[Indices, Indices]:
+def hold_out(labels: Indices, step: int = STEP) -> tuple[Indices, Indices]:
     """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones."""
     rank = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
@@ -93,19 +93,14 @@ def every(labels: Indices, step: int) -> tuple[Indices, Indices]:
 
 
 def class_names(path: Path, found: list[str], where: Path, otherwise: Sequence[str] = ()) -> list[str]:
-    """The names in `classes.txt` where there is one, in its order; else the labels that were found, or else these."""
+    """The names in `classes.txt` if there is one, in its order; else those that were found; else `otherwise`."""
     if not path.is_file():
-        found = found or list(otherwise)
-        if not found:
-            raise UserError(
-                f"{where} names no classes; write their names into {path}, one a line, or label test pictures"
-            )
-        return found
+        if not found and not otherwise:
+            raise UserError(f"{where} names no classes; write their names into {path}, a line each, or label pictures")
+        return found or list(otherwise)
     names = read_lines(path)
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UserError(f"{path} names the class {twice[0]!r} twice; keep one")
     if strangers := sorted(set(found) - set(names)):
-        raise UserError(
-            f"{where} has the class {strangers[0]!r}, which {path} does not name; add it there or rename it"
-        )
+        raise UserError(f"{where} has the class {strangers[0]!r}, which {path} lacks; add it there or rename it")
     return names

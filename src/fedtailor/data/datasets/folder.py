@@ -9,26 +9,14 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from .files import PHOTO, SUFFIXES, class_names, every, folders, listed, pictures, readable
-
-STEP = 5  # without a test folder, every fifth picture of a class (by name) is for testing
+from .files import PHOTO, SUFFIXES, class_names, folders, hold_out, listed, pictures, readable
 
 
-def folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
+def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """`root/train/<class>/…` and `root/test/<class>/…`, or `root/<class>/…`, or unlabelled pictures in `root/train`.
 
-    `otherwise` are the class names where the folder itself has none.
+    `otherwise` are the class names if the folder itself has none. Without `must_train`, there may be no pictures.
     """
-    dataset = any_folder(root, otherwise)
-    if (root / "test").is_dir() and not (root / "train").is_dir():
-        raise UserError(f"{root} has test/ but no train/; add train/, or put the class folders straight into {root}")
-    if len(dataset.train) == 0:
-        raise UserError(f"{root} has no pictures to train on; their names must end in {', '.join(sorted(SUFFIXES))}")
-    return dataset
-
-
-def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, where there need not be pictures to train on, nor to test on."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
     if any((root / part).is_dir() for part in ("train", "test")):
@@ -36,7 +24,11 @@ def any_folder(root: Path, otherwise: Sequence[str] = ()) -> Dataset:
     else:
         names = class_names(root / "classes.txt", folders(root), root, otherwise)
         both = labelled(root, "", names)
-        train, test = (both.subset(part) for part in every(np.asarray(both.labels), STEP))
+        train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels)))
+    if must_train and (root / "test").is_dir() and not (root / "train").is_dir():
+        raise UserError(f"{root} has test/ but no train/; add train/, or put the class folders straight into {root}")
+    if must_train and not len(train):
+        raise UserError(f"{root} has no pictures to train on; their names must end in {', '.join(sorted(SUFFIXES))}")
     return Dataset(f"folder:{root}", tuple(map(readable, names)), PHOTO, train, test)
 
 
@@ -52,7 +44,7 @@ def two_parts(root: Path, otherwise: Sequence[str]) -> tuple[list[str], Split, S
         raise UserError(f"{root / 'test' / stray[0]} has no label; put test pictures into one folder per class")
     names = class_names(root / "classes.txt", sorted({*train_names, *test_names}), root, otherwise)
     heap = listed(root, [f"train/{name}" for name in loose], None)
-    return names, heap if loose else labelled(root, "train", names), labelled(root, "test", names)
+    return names, heap if loose else labelled(root, "train/", names), labelled(root, "test/", names)
 
 
 def inside(part: Path) -> tuple[list[str], list[str]]:
@@ -61,7 +53,7 @@ def inside(part: Path) -> tuple[list[str], list[str]]:
 
 def labelled(root: Path, part: str, names: list[str]) -> Split:
     found = [
-        (f"{part}/{name}/{picture}" if part else f"{name}/{picture}", label)
+        (f"{part}{name}/{picture}", label)
         for label, name in enumerate(names)
         if (root / part / name).is_dir()
         for picture in pictures(root / part / name)

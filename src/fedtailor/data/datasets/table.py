@@ -13,9 +13,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from .files import PHOTO, class_names, every, listed, readable
-
-STEP = 5  # without a split column, every fifth row of a class is for testing
+from .files import PHOTO, class_names, hold_out, listed, readable
 
 
 @dataclass(frozen=True)
@@ -31,22 +29,14 @@ class TableRow:
 COLUMNS = tuple(field.name for field in fields(TableRow))
 
 
-def table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The pictures of a CSV file; `otherwise` are the class names where it has none, nor a `classes.txt` beside it."""
-    dataset = any_table(path, otherwise)
-    if len(dataset.train) == 0:
-        raise UserError(f"{path} has no train rows; write train into the split column of some")
-    return dataset
-
-
-def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
-    """The same, where there need not be pictures to train on."""
+def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
+    """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
     rows = read_rows(path)
     train, test = divided(path, rows)
+    if must_train and not train:
+        raise UserError(f"{path} has no train rows; write train into the split column of some")
     if test and not filled(path, test, "label", "test"):
-        raise UserError(
-            f"{path}: the test rows have no labels, so nothing can be tested; label them or make them train rows"
-        )
+        raise UserError(f"{path}: the test rows have no labels to test with; label them or make them train rows")
     found = sorted({row.label for row in rows if row.label})
     names = class_names(path.with_name("classes.txt"), found, path, otherwise)
     numbers = {name: number for number, name in enumerate(names)}
@@ -65,7 +55,7 @@ def any_table(path: Path, otherwise: Sequence[str] = ()) -> Dataset:
 
 
 def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[TableRow]]:
-    """Train and test rows, by the split column or, where no row has one, every fifth of a class."""
+    """Train and test rows, by the split column or, if it is empty, every fifth of a class for testing."""
     if filled(path, rows, "split", "data"):
         if wrong := [row for row in rows if row.split not in ("train", "test")]:
             raise UserError(f"{path}: split must be train or test, got {wrong[0].split!r} for {wrong[0].path}")
@@ -73,12 +63,12 @@ def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[Tabl
     if not filled(path, rows, "label", "data"):
         return rows, []
     _, labels = np.unique([row.label for row in rows], return_inverse=True)
-    train, test = every(labels.astype(np.int64), STEP)
+    train, test = hold_out(labels.astype(np.int64))
     return [rows[index] for index in train], [rows[index] for index in test]
 
 
 def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
-    """Whether a column is filled in all these rows; in some only is an error."""
+    """Whether a column is filled in all these rows rather than in none; anything between is an error."""
     empty = [row for row in rows if not getattr(row, column)]
     if empty and len(empty) < len(rows):
         raise UserError(
@@ -90,9 +80,7 @@ def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
 
 def read_rows(path: Path) -> list[TableRow]:
     if not path.is_file():
-        raise UserError(
-            f"{path} is not a file; give a CSV file with a header: path and, as far as known, label, split, site"
-        )
+        raise UserError(f"{path} is not a file; give a CSV file with a header: path and, if known, label, split, site")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = [line for line in csv.reader(file, strict=True) if line] or [[]]
@@ -103,9 +91,7 @@ def read_rows(path: Path) -> list[TableRow]:
     rows = []
     for number, line in enumerate(lines, 1):
         if len(line) != len(header):
-            raise UserError(
-                f'{path}, row {number} has {len(line)} fields, the header {len(header)}; quote commas with "…"'
-            )
+            raise UserError(f"{path}, row {number} has {len(line)} fields, the header {len(header)}; quote commas")
         values = {column: value.strip() for column, value in zip(header, line, strict=True) if column in COLUMNS}
         if not values["path"]:
             raise UserError(f"{path}, row {number} has no path; fill it in or remove the row")
@@ -119,14 +105,12 @@ def read_rows(path: Path) -> list[TableRow]:
 
 
 def check_header(path: Path, header: list[str]) -> None:
-    # Other columns are the user's own business, but a misspelt one would silently mean "unlabelled".
+    # Users may have columns of their own, but a misspelt one would silently mean "unlabelled".
     for column in header:
         near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
         if column not in COLUMNS and near and near[0] not in header:
             raise UserError(f"{path}: unknown column {column!r}; did you mean {near[0]!r}?")
     if "path" not in header:
-        raise UserError(
-            f"{path} has no column 'path', its header is {', '.join(header)!r}; add one with the pictures' files"
-        )
+        raise UserError(f"{path} has no column 'path' with the pictures' files, only {', '.join(header)!r}; add it")
     if twice := [column for column in COLUMNS if header.count(column) > 1]:
         raise UserError(f"{path} has the column {twice[0]!r} twice; remove one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .base import Partition
 from .dirichlet import Dirichlet
 from .dirichlet_plain import PlainDirichlet
 from .iid import Iid
@@ -9,7 +10,7 @@ from .pachinko import Pachinko
 from .quantity import Quantity
 from .site import BySite
 
-PARTITIONS: dict[str, type[Dirichlet | PlainDirichlet | Quantity | Pachinko | Iid | BySite]] = {
+PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet": Dirichlet,
     "dirichlet-plain": PlainDirichlet,
     "quantity": Quantity,

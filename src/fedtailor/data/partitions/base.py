@@ -1,18 +1,21 @@
-"""What partitions are made of: a partition is its settings, and calling it deals a dataset out to K clients."""
+"""What partitions share."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices, Split
 from ..longtail import Rng
 
 Weights = NDArray[np.float64]
+Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, title="α")]
 
 TRIES = 2000  # a few seconds at CIFAR size; settings that work at all need far fewer
 
@@ -27,47 +30,38 @@ class Share(NamedTuple):
 Shares = tuple[Share, ...]
 
 
-@runtime_checkable
-class Partition(Protocol):
-    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
-
-
-class PartitionSettings(BaseModel):
-    """A partition is its hyper-parameters; calling it deals the pictures out."""
+class Partition(BaseModel, ABC):
+    """A partition is its settings; calling it deals a dataset out to clients."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @abstractmethod
+    def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
+
 
 class Deal:
-    """Pieces of classes piling up at K clients."""
+    """The pieces of classes that each of K clients has been dealt so far."""
 
     def __init__(self, clients: int) -> None:
-        self.clients = clients
-        self.train: list[list[Indices]] = [[] for _ in range(clients)]
-        self.test: list[list[Indices]] = [[] for _ in range(clients)]
+        self.pieces: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
         self.train_sizes = np.zeros(clients, dtype=np.int64)
         self.test_sizes = np.zeros(clients, dtype=np.int64)
 
-    def add(self, train: list[Indices], test: list[Indices]) -> None:
-        self.add_to(np.arange(self.clients), train, test)
-
-    def add_to(self, receivers: Indices, train: list[Indices], test: list[Indices]) -> None:
-        for client, more, more_test in zip(receivers, train, test, strict=True):
-            self.train[client].append(more)
-            self.test[client].append(more_test)
-            self.train_sizes[client] += len(more)
-            self.test_sizes[client] += len(more_test)
+    def add(self, train: list[Indices], test: list[Indices], receivers: Iterable[int] | None = None) -> None:
+        """A piece of each list for each receiver, in order; all clients unless given."""
+        for client, *more in zip(range(len(self.pieces)) if receivers is None else receivers, train, test, strict=True):
+            for held, piece in zip(self.pieces[client], more, strict=True):
+                held.append(piece)
+            self.train_sizes[client] += len(more[0])
+            self.test_sizes[client] += len(more[1])
 
     def shares(self) -> Shares:
         nothing = np.empty(0, dtype=np.int64)
-        return pair(
-            [np.concatenate([nothing, *pieces]) for pieces in self.train],
-            [np.concatenate([nothing, *pieces]) for pieces in self.test],
-        )
+        return tuple(Share(*(np.concatenate([nothing, *held]) for held in both)) for both in self.pieces)
 
 
 def capped(alpha: float, room: NDArray[np.bool_], test_room: NDArray[np.bool_], rng: Rng) -> Weights:
-    """Dirichlet shares that put some weight on clients with room; drawn again where all of it falls on full ones."""
+    """Dirichlet shares that give some weight to clients with room; drawn again if only full ones get any."""
     for _ in range(TRIES):
         shares: Weights = rng.dirichlet(np.full(len(room), alpha))
         if (shares * room).sum() > 0 and (shares * test_room).sum() > 0:
@@ -89,17 +83,17 @@ def pair(train: list[Indices], test: list[Indices]) -> Shares:
     return tuple(Share(*both) for both in zip(train, test, strict=True))
 
 
-def labels_of(dataset: Dataset, partition: str) -> tuple[Indices, Indices]:
+def labels_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> tuple[Indices, Indices]:
+    """The training and the test labels, of which the partition of that name needs both."""
     labels, test_labels = dataset.train.labels, dataset.test.labels
     if labels is None or test_labels is None:
-        which = "training" if labels is None else "test"
-        raise UserError(
-            f"partition {partition} needs labels and the {which} pictures of {dataset.name} have none; take iid or site"
-        )
+        which = f"the {'training' if labels is None else 'test'} pictures of {dataset.name}"
+        raise UserError(f"partition {name} needs labels and {which} have none; take iid or site")
+    check_size(dataset, clients, least)
     return labels, test_labels
 
 
-def enough(dataset: Dataset, clients: int, least: int = 1) -> None:
+def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
     pictures, least = len(dataset.train), max(least, 1)
     if clients < 1:
         raise UserError(f"clients must be 1 or more, got {clients}")

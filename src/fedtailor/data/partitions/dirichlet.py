@@ -1,4 +1,4 @@
-"""Label skew: each class is dealt out by Dirichlet shares, clients that are full get no more."""
+"""Label skew: each class is dealt out by Dirichlet shares; clients that are full get no more."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import TRIES, Deal, PartitionSettings, Shares, capped, cut, enough, labels_of
+from .base import TRIES, Alpha, Deal, Partition, Shares, capped, cut, labels_for
 
 
-class Dirichlet(PartitionSettings):
+class Dirichlet(Partition):
     """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
 
-    alpha: float = Field(
-        0.1,
-        gt=0,
-        allow_inf_nan=False,
-        title="α",
-        description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL.",
+    alpha: Alpha = Field(
+        0.1, description="Small is skewed. CAPT, implementation details (0.05, 0.1, 0.5); β in FedCoPL and FedPuReL."
     )
     min_size: int = Field(
         10, ge=0, title="n_min", description="Fewest pictures a client may hold: 10 in CAPT, 1 in FedPuReL."
@@ -32,11 +28,9 @@ class Dirichlet(PartitionSettings):
     )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "dirichlet")
-        enough(dataset, clients, self.min_size)
+        labels, test_labels = labels_for("dirichlet", dataset, clients, self.min_size)
         min_test = self.min_size if self.min_test is None else self.min_test
-        if len(test_labels) == 0:
-            min_test = 0
+        min_test = min_test if len(test_labels) else 0
         for _ in range(TRIES):
             dealt = self._deal(labels, test_labels, len(dataset.classes), clients, rng)
             if all(len(train) >= self.min_size and len(test) >= min_test for train, test in dealt):

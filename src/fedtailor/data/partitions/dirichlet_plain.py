@@ -7,17 +7,16 @@ from pydantic import Field
 
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import Deal, PartitionSettings, Shares, capped, cut, enough, labels_of
+from .base import Alpha, Deal, Partition, Shares, capped, cut, labels_for
 
 
-class PlainDirichlet(PartitionSettings):
+class PlainDirichlet(Partition):
     """ImageNet-LT in FedPuReL: each class is dealt out by Dirichlet shares, without a cap; clients may stay empty."""
 
-    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Of the label skew; small is skewed.")
+    alpha: Alpha = Field(0.1, description="Of the label skew; small is skewed.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "dirichlet-plain")
-        enough(dataset, clients)
+        labels, test_labels = labels_for("dirichlet-plain", dataset, clients)
         dealt = Deal(clients)
         everyone = np.ones(clients, dtype=np.bool_)
         for label in range(len(dataset.classes)):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import PartitionSettings, Shares, enough, pair, random_parts
+from .base import Partition, Shares, check_size, pair, random_parts
 
 
-class Iid(PartitionSettings):
+class Iid(Partition):
     """Every client holds an equal, random part."""
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        enough(dataset, clients)
+        check_size(dataset, clients)
         return pair(random_parts(dataset.train, clients, rng), random_parts(dataset.test, clients, rng))

@@ -9,43 +9,30 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import PartitionSettings, Share, Shares, Weights, enough, labels_of
+from .base import Alpha, Partition, Share, Shares, Weights, labels_for
 
 
-class Pachinko(PartitionSettings):
+class Pachinko(Partition):
     """CIFAR-100-LT in CAPT's and FedPuReL's code: every client draws its own mixture of super-classes, then of classes.
 
     Training and test pictures are drawn from one pool, so that a client's test set follows the same mixture.
     All pools are equally large; what is left over goes to nobody.
     """
 
-    alpha: float = Field(0.1, gt=0, allow_inf_nan=False, title="α", description="Over super-classes; small is skewed.")
-    alpha_fine: float = Field(
-        10.0,
-        gt=0,
-        allow_inf_nan=False,
-        title="α_fine",
-        description="Concentration over the classes of a super-class.",
-    )
+    alpha: Alpha = Field(0.1, description="Over super-classes; small is skewed.")
+    alpha_fine: Alpha = Field(10.0, title="α_fine", description="Concentration over the classes of a super-class.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "pachinko")
+        labels, test_labels = labels_for("pachinko", dataset, clients)
         if dataset.coarse is None:
-            raise UserError(
-                f"partition pachinko needs super-classes and {dataset.name} has none; take dirichlet, or cifar100"
-            )
-        enough(dataset, clients)
+            raise UserError(f"partition pachinko needs super-classes, {dataset.name} has none; take dirichlet")
         pool = ClassBags(np.concatenate([labels, test_labels]), dataset.coarse, rng)
         mixtures = [Mixture(self.alpha, self.alpha_fine, pool.children, rng) for _ in range(clients)]
-        drawn = [
-            np.array([mixture.draw(pool, rng) for _ in range(pool.size // clients)], dtype=np.int64)
-            for mixture in mixtures
-        ]
-        # The first clients had the most to choose from: which client that was should be chance.
-        return tuple(
-            Share(drawn[k][drawn[k] < len(labels)], drawn[k][drawn[k] >= len(labels)] - len(labels))
-            for k in rng.permutation(clients)
-        )
+        size, n = pool.size // clients, len(labels)
+        drawn = [np.array([mixture.draw(pool, rng) for _ in range(size)], dtype=np.int64) for mixture in mixtures]
+        # The first had the most to choose from: which clients they are should be chance.
+        dealt = [drawn[k] for k in rng.permutation(clients)]
+        return tuple(Share(held[held < n], held[held >= n] - n) for held in dealt)
 
 
 class ClassBags:
@@ -55,9 +42,8 @@ class ClassBags:
         self.size = len(labels)
         self.coarse = coarse
         self.children = [np.flatnonzero(coarse == parent) for parent in range(int(coarse.max()) + 1)]
-        self.left: list[list[int]] = [
-            rng.permutation(np.flatnonzero(labels == label)).tolist() for label in range(len(coarse))
-        ]
+        by_class = [np.flatnonzero(labels == label) for label in range(len(coarse))]
+        self.left: list[list[int]] = [rng.permutation(members).tolist() for members in by_class]
         self.has = np.array([len(left) > 0 for left in self.left])  # (C,)
         self.has_any = np.array([bool(self.has[members].any()) for members in self.children])
 
@@ -71,7 +57,7 @@ class ClassBags:
 
 
 class Mixture:
-    """One client's taste: weights over super-classes, and over the classes of each."""
+    """One client's weights over super-classes, and over the classes of each."""
 
     def __init__(self, alpha: float, alpha_fine: float, children: list[Indices], rng: Rng) -> None:
         self.alpha, self.alpha_fine = alpha, alpha_fine

@@ -8,24 +8,20 @@ from pydantic import Field
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices
 from ..longtail import Rng
-from .base import Deal, PartitionSettings, Shares, enough, labels_of
+from .base import Deal, Partition, Shares, labels_for
 
 
-class Quantity(PartitionSettings):
+class Quantity(Partition):
     """FedCoPL's quantity skew: a client holds few classes, a class few clients, in uneven amounts."""
 
     share: float = Field(
-        0.2,
-        gt=0,
-        le=1,
-        title="s/C",
+        0.2, gt=0, le=1, title="s/C",
         description="FedCoPL, Table 2: a client has s = 0.2·C classes; as released, a class has 0.2·K clients.",
-    )
+    )  # fmt: skip
     least: int = Field(10, ge=0, description="Pictures a client gets at least, spread over all classes.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_of(dataset, "quantity")
-        enough(dataset, clients)
+        labels, test_labels = labels_for("quantity", dataset, clients)
         C, holders = len(dataset.classes), int(self.share * clients)
         if holders == 0:
             needed = int(np.ceil(1 / self.share))
@@ -35,14 +31,11 @@ class Quantity(PartitionSettings):
         for label in range(C):
             chosen = np.flatnonzero(left > 0)[:holders]  # a started quota is used up whole, as released
             if len(chosen) == 0:
-                raise UserError(
-                    f"partition quantity: share={self.share} leaves class {label} of {C} to nobody; raise share"
-                )
+                raise UserError(f"partition quantity: share={self.share} leaves class {label} to nobody; raise it")
             left[chosen] -= 1
             train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
-            dealt.add_to(
-                chosen, self._cut(train, len(chosen), C, clients, rng), self._cut(test, len(chosen), C, clients, rng)
-            )
+            pieces, test_pieces = (self._cut(members, len(chosen), C, clients, rng) for members in (train, test))
+            dealt.add(pieces, test_pieces, chosen)
         empty = np.flatnonzero(dealt.train_sizes == 0)
         if len(empty):
             raise UserError(

@@ -7,23 +7,21 @@ import numpy as np
 from ...base.errors import UserError
 from ..dataset import Dataset
 from ..longtail import Rng
-from .base import PartitionSettings, Share, Shares, pair, random_parts
+from .base import Partition, Share, Shares, pair, random_parts
 
 
-class BySite(PartitionSettings):
+class BySite(Partition):
     """A client is a place the pictures come from. Test pictures without a place are dealt out evenly at random."""
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         sites, test_sites = dataset.train.sites, dataset.test.sites
         if sites is None:
-            raise UserError(
-                f"partition site needs to know each picture's site and {dataset.name} does not say; take iid"
-            )
+            raise UserError(f"partition site needs each picture's site and {dataset.name} does not say; take iid")
         found = np.unique(sites)
-        if len(found) != clients:
+        if (count := len(found)) != clients:
             raise UserError(
-                f"partition site: {dataset.name} has {len(found)} sites and was to go to {clients} clients; "
-                f"set clients={len(found)}"
+                f"partition site: {dataset.name} has {count} sites and was to go to {clients} clients; "
+                f"set clients={count}"
             )
         if test_sites is None:
             return pair([np.flatnonzero(sites == site) for site in found], random_parts(dataset.test, clients, rng))
