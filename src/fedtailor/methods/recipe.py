@@ -17,6 +17,7 @@ from typing import Any
 from ..core import Method
 
 Settings = Mapping[str, Any]  # dotted keys, as on the command line
+RELEASED = "as released"  # the family of what released codes do otherwise
 
 
 @dataclass(frozen=True)

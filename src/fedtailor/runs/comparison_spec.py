@@ -13,7 +13,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.version import __version__
 from ..methods import METHODS
-from ..methods.recipe import flat
+from ..methods.recipe import RELEASED, flat
 from ..settings.keys import SHORTER, full_keys, parse, parse_value
 from ..settings.run import Run, make_run
 
@@ -166,8 +166,9 @@ def parse_row(spec: RowSpec) -> tuple[str, dict[str, Any]]:
 
 
 def every_method() -> list[str]:
-    """All methods; of two names for the same, the one that a paper gave it."""
-    return list({(e.method, e.tuner, str(e.settings)): name for name, e in METHODS.items()}.values())
+    """All methods but for those as released; of two names for the same, the one that a paper gave it."""
+    published = {name: e for name, e in METHODS.items() if e.family != RELEASED}
+    return list({(e.method, e.tuner, str(e.settings)): name for name, e in published.items()}.values())
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
