@@ -13,24 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.rng import number
-from ..core import Params, Server
+from ..core import Options, Params, Server
 
+Arm = Annotated[int, Field(ge=1)]
 ARMS = (1, 2, 3, 5, 7, 10)
 STABILITY = 1e-5  # ε of Eq. 8
 
 
-class BanditSettings(BaseModel):
+class BanditSettings(Options):
     """The bandit as a method's options. What it has learned is in the server's state."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    arms: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        ARMS, min_length=1, description="the bandit's: rounds between global aggregations"
-    )
+    arms: tuple[Arm, ...] = Field(ARMS, min_length=1, description="the bandit's: rounds between global aggregations")
     epsilon: float = Field(0.1, ge=0, le=1, title="ε", description="of draws that are blind, Eq. 8")
     bonus: float = Field(2**0.5, ge=0, title="c", description="of arms that were seldom drawn, Eq. 8")
     eta: float = Field(0.1, gt=0, le=1, title="η", description="the bandit's first learning rate, Eq. 7")

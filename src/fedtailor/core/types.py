@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 Params = dict[str, Tensor]  # flat, dotted names: "text.ctx", "visual.block11.q.A"
+
+
+class Options(BaseModel, frozen=True, extra="forbid"):
+    """Settings of a part of a run, under its name on the command line."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,11 @@ LOCAL = Scope("local")  # one copy per client, which never leaves it
 FIXED = Scope("fixed")  # made from the seed by everyone, never trained, never sent
 
 
-@dataclass(frozen=True)
 class Cluster(Scope):
     """One copy for each cluster of the clustering of that name; clients in no cluster get the server's copy."""
 
-    kind: str = field(default="cluster", init=False)
-    cluster: str = ""
+    def __init__(self, cluster: str) -> None:
+        super().__init__("cluster", cluster)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,14 @@ class Balance(Protocol):
 
     def keep(self) -> Params:
         """What the client keeps until its next pass; every name begins with "rebalance."."""
+
+
+class Rebalancer(Options):
+    """A hold on every task loss of a client, whatever the method, that reweights its gradient by class."""
+
+    @abstractmethod
+    def begin(self, memory: Params, counts: Tensor, rng: torch.Generator) -> Balance:
+        """For a pass of a client that has so many samples of each class, (C,), and kept `memory`."""
 
 
 class Samples(Protocol):
@@ -108,6 +121,12 @@ class Reply:
     weight: float = 1.0
     stats: Params = field(default_factory=dict)  # goes up
     keep: Params = field(default_factory=dict)  # stays, and comes back as me.memory
+
+
+class PrivacyStep(Options):
+    @abstractmethod
+    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
+        """What leaves in place of a reply; `start` is what the server sent, so that an update can be bounded."""
 
 
 @dataclass(frozen=True)

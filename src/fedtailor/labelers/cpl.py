@@ -29,9 +29,7 @@ LEAST = 1e-7
 
 
 class CPL(SelfLabeler):
-    alpha: float = Field(
-        0.75, ge=0, le=1, title="α", description="quantile of top probabilities that a set shall reach"
-    )
+    alpha: float = Field(0.75, ge=0, le=1, title="α", description="quantile of top probabilities for a set to reach")
     beta: float | None = Field(None, ge=0, le=1, title="β", description="quantile within a class; none: 1 − 2/C")
     k: int = Field(16, ge=1, title="K", description="pictures in a class's pool")
     step: float = Field(0.1, ge=0, le=1, description="share of the pictures by which the pools grow with a labeling")
@@ -40,11 +38,9 @@ class CPL(SelfLabeler):
     def labels(self, probs: Tensor, t: int) -> Params:
         n, C = probs.shape
         open_ = candidates(probs, self.alpha, max(1 - 2 / C, 0) if self.beta is None else self.beta)
-        i = t // max(self.refresh, 1)  # how many labelings there were before
-        grown = math.ceil(i * n * self.step / C)
-        index, y = pools(probs, open_, max(self.k, grown))
-        soft = self.soft and self.refresh > 0 and t == 0
-        weights = softened(probs, open_) if soft else open_.float()
+        before = t // max(self.refresh, 1)  # labelings
+        index, y = pools(probs, open_, max(self.k, math.ceil(before * n * self.step / C)))
+        weights = softened(probs, open_) if self.soft and self.refresh and t == 0 else open_.float()
         return {INDEX: index, LABEL: y, CANDIDATES: weights[index]}
 
 

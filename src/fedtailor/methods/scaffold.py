@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core import Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
-from ..core.aggregation import even, weighted_mean
+from ..core.method import even, weighted_mean
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 

@@ -3,12 +3,8 @@
 Xiao et al., Fed-GraB: Federated Long-tailed Learning with Self-Adjusting Gradient Balancer, NeurIPS 2023.
 Notation: K_P, K_I, K_D → Kp, Ki, Kd; Δ → pos − neg, the summed sizes of the gradients for and against a class;
 m, from a controller's output to a weight → mapped. All state is the client's own, and stays with it.
-Departures:
-- The loss is cross-entropy, whose gradient is reweighted likewise: CLIP's logits are no calibrated scores of single
-  classes. loss=bce is what the paper has.
-- The prior analyser that finds the tail is not released. tail=all is what the released code fixes; tail=below-mean
-  looks at the client's own counts. Other classes have no controller.
-- As released: the controllers' output has no limit, and some classes go free at random in each step (release).
+Departures, all of them in docs/methods/fedgrab.md: the loss is cross-entropy (loss=bce: the paper's), the analyser that
+finds the tail is not released (tail), and as released, some classes go free at random in each step (release).
 """
 
 from __future__ import annotations
@@ -22,9 +18,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Balance, Batch, Params
+from ..core import Balance, Batch, Params, Rebalancer
 from ..core.losses import plain_loss
-from .base import Rebalancer
 
 STATE = ("rebalance.pos", "rebalance.neg", "rebalance.out", "rebalance.e1", "rebalance.e2")  # what a client keeps
 
@@ -35,9 +30,7 @@ class FedGraB(Rebalancer):
     Kd: float = Field(0.1, ge=0, allow_inf_nan=False, title="K_D", description="on the change of its change")
     most: float = Field(10.0, gt=1, allow_inf_nan=False, description="the largest weight of a gradient")
     loss: Literal["ce", "bce"] = Field("ce", description="bce: a yes or no for each class, as in the paper")
-    tail: Literal["all", "below-mean"] = Field(
-        "all", description="which classes have a controller; below-mean: those of which a client has less than average"
-    )
+    tail: Literal["all", "below-mean"] = Field("all", description="classes with a controller: all, or a client's rarer")
     release: bool = Field(True, description="let some classes go unweighted at random, the first of them always")
 
     def begin(self, memory: Params, counts: Tensor, rng: torch.Generator) -> Controllers:

@@ -8,20 +8,17 @@ Departures: only the server's parameters take such a step, not the clusters' cop
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from ..core import Params, Server
+from ..core import Options, Params, Server
 
 
-class ServerOptimizer(BaseModel, ABC):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class ServerOptimizer(Options):
     def __call__(self, before: Server, after: Server, made: Sequence[str] = ()) -> Server:
         """The server after a round, with this step in place of the plain one; `made` parameters stay as they are."""
         params, state = dict(after.params), dict(after.state)
