@@ -46,11 +46,10 @@ class BanditSettings(Options):
         if scored is None:
             return server
         past = server.state.get("history", torch.empty(0, dtype=torch.float64))
-        accuracy, bandit = scored[0], Bandit.of(self, server.state)
-        earned = reward(*scored, past.tolist())
+        bandit, earned = Bandit.of(self, server.state), reward(*scored, past.tolist())
         for arm in arms:
             bandit = bandit.update(arm, earned, server.round)
-        history = torch.cat([past, past.new_tensor([accuracy])])
+        history = torch.cat([past, past.new_tensor(scored[:1])])
         return server.remember(**bandit.to_params(), history=history, reward=past.new_tensor(earned))
 
     def describe(self, state: Params, aggregated: bool) -> dict[str, object]:

@@ -63,8 +63,7 @@ def divergence(p: Matrix, q: Matrix) -> Matrix:
 
 
 def js(d: Matrix) -> Matrix:
-    i, j = d[:, None], d[None, :]
-    middle = (i + j) / 2
+    i, j, middle = d[:, None], d[None, :], (d[:, None] + d[None, :]) / 2
     return divergence(i, middle) / 2 + divergence(j, middle) / 2  # Eq. 5
 
 
@@ -88,14 +87,12 @@ DISTANCES: dict[str, Callable[[Matrix], Matrix]] = {
     "tv": lambda d: pairwise(d, "cityblock") / 2,
     "cosine": lambda d: pairwise(d / np.linalg.norm(d, axis=1, keepdims=True), "sqeuclidean") / 2,  # is 1 - cos
 }
-# KL alone exceeds 1, up to where TINY ends it, and is divided by that. Divided by the largest of a cohort instead, two
-# clients would be more or less alike depending on who else is there.
-LARGEST = {"kl": -math.log(TINY)}
 
 
 def similarity(d: Matrix, metric: str) -> Matrix:
-    """(K, K), 1 between equal clients."""
-    return 1 - DISTANCES[metric](d) / LARGEST.get(metric, 1.0)
+    """(K, K), 1 between equal clients. KL alone exceeds 1, up to where TINY ends it, and is divided by that: by the
+    largest of a cohort instead, two clients would be more or less alike depending on who else is there."""
+    return 1 - DISTANCES[metric](d) / (-math.log(TINY) if metric == "kl" else 1)
 
 
 # Clusters of like clients, from S = 1 - distance.

@@ -51,8 +51,7 @@ class CoPL(Labeler):
     def select(self, model: Model, me: Me, theta: Params) -> Reply:
         chosen, y = select(me.memory[SURENESS], me.memory[KLASS], me.inbox["quota"])
         index = chosen % max(len(me.data), 1)  # claims go class by class, so that this is the picture
-        spent = {name: me.memory[name][:0] for name in (SURENESS, KLASS)}
-        return Reply({}, keep={INDEX: index, LABEL: y, **spent})
+        return Reply({}, keep={INDEX: index, LABEL: y, **{n: me.memory[n][:0] for n in (SURENESS, KLASS)}})
 
 
 def filtered(probs: Tensor, confidence: bool = True, entropy: bool = True) -> Tensor:
@@ -83,8 +82,7 @@ def claims(probs: Tensor, pool: str) -> tuple[Tensor, Tensor]:
     """How sure of which class: each picture of its prediction, or (class by class) each of every class."""
     if pool == "argmax":
         return probs.amax(1), probs.argmax(1)
-    n, C = probs.shape
-    return probs.T.flatten(), torch.arange(C).repeat_interleave(n)
+    return probs.T.flatten(), torch.arange(probs.shape[1]).repeat_interleave(len(probs))
 
 
 def select(sureness: Tensor, klass: Tensor, quota: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,10 @@
 Zhang, Wei, Liu and Feng, Candidate Pseudolabel Learning: Enhancing Vision-Language Models by Prompt Tuning with
 Unlabeled Data, ICML 2024.
 Notation: α → alpha, β → beta, K → k.
-Departures:
-- Each client labels for itself, as in the comparison of FedCoPL's paper.
-- α and β are tuned for each dataset in the paper. Here α is its most frequent value, and β is 1 − 2/C, so that each
-  class is a candidate of 2/C of the pictures. With refresh, pools start at k, not at a step's share of the pictures.
-- As released: what is less probable than 1e-7 is no candidate; with refresh, the first labeling weighs candidates by
-  their probability, the later ones equally (soft=false: always equally).
+Departures: each client labels for itself, as FedCoPL's paper compares it. α is the paper's most frequent value, and β
+1 − 2/C, so that each class is a candidate of 2/C of the pictures; there both are tuned for each dataset. With refresh,
+pools start at k, not at a step's share of the pictures. As released: what is less probable than 1e-7 is no candidate;
+with refresh, the first labeling weighs candidates by probability, later ones equally (soft=false: always equally).
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class FedLoGe(Method):
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         reply = super().train(model, me, theta)
-        present = model.put((me.data.counts() > 0).float())
-        return replace(reply, params={**reply.params, "local.present": present})
+        return replace(reply, params={**reply.params, "local.present": model.put((me.data.counts() > 0).float())})
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         rows = self.norm * F.normalize(theta["head.weight"], dim=1)  # global realignment

@@ -63,6 +63,5 @@ class Scaffold(Method):
         x, mean = server.params, weighted_mean(even(replies))
         params = {n: y + (self.eta_g - 1) * (y - x[n]) for n, y in mean.items()}  # l. 17: x + η_g (mean − x)
         changes = weighted_mean({k: Reply(r.stats) for k, r in replies.items()})
-        share = len(replies) / server.clients
-        c = {n: server.state.get(n, 0) + share * d for n, d in changes.items()}  # l. 17
+        c = {n: server.state.get(n, 0) + len(replies) / server.clients * d for n, d in changes.items()}  # l. 17
         return replace(server, params={**x, **params}, state={**server.state, **c})

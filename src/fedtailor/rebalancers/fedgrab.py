@@ -36,8 +36,7 @@ class FedGraB(Rebalancer):
     def begin(self, memory: Params, counts: Tensor, rng: torch.Generator) -> Controllers:
         counts = counts.to("cpu", torch.float64)
         tail = torch.ones_like(counts, dtype=torch.bool) if self.tail == "all" else counts < counts.mean()
-        zero = torch.zeros_like(counts)
-        return Controllers(self, tail, rng, *(memory.get(name, zero) for name in STATE))
+        return Controllers(self, tail, rng, *(memory.get(name, torch.zeros_like(counts)) for name in STATE))
 
     def increment(self, e: Tensor, e1: Tensor, e2: Tensor) -> Tensor:
         """By which a controller's output changes; the error now, a step ago and two steps ago."""
@@ -95,8 +94,7 @@ class Controllers(Balance):
         return followed
 
     def keep(self) -> Params:
-        now = self.pos, self.neg, self.out, self.e1, self.e2
-        return {name: value.clone() for name, value in zip(STATE, now, strict=True)}
+        return {name: getattr(self, name.removeprefix("rebalance.")).clone() for name in STATE}
 
 
 def mapped(x: Tensor, most: float) -> Tensor:
@@ -119,6 +117,4 @@ def released(tail: Tensor, draws: Tensor) -> Tensor:
 
 def targets(logits: Tensor, batch: Batch) -> Tensor:
     """(B, C) weights of the labels: a single 1, or a picture's candidates."""
-    if batch.candidates is not None:
-        return batch.candidates.to(logits)
-    return F.one_hot(batch.y, logits.shape[1]).to(logits)
+    return (F.one_hot(batch.y, logits.shape[1]) if batch.candidates is None else batch.candidates).to(logits)
