@@ -95,9 +95,8 @@ class Bandit:
 
     def update(self, arm: int, reward: float, t: int) -> Bandit:
         """After `arm` earned `reward` in round t."""
-        a, eta = self.rules.arms.index(arm), self.rules.eta * self.rules.decay**t
-        values, pulls = list(self.values), list(self.pulls)
-        values[a] += eta * (reward - values[a])  # Eq. 7
+        values, pulls, a = list(self.values), list(self.pulls), self.rules.arms.index(arm)
+        values[a] += self.rules.eta * self.rules.decay**t * (reward - values[a])  # Eq. 7
         pulls[a] += 1
         return replace(self, values=tuple(values), pulls=tuple(pulls))
 

@@ -16,10 +16,8 @@ TABLES = ("right", "said", "true")
 
 
 def take_census(server: Server, census: Pass, each: Each) -> Server:
-    """Ask all clients, once and again whenever labels are new; the pass sends a client's counts up.
-
-    Who misses it keeps its last counts, at first zeros, until it next sends some.
-    """
+    """Ask all clients, once and again whenever labels are new; the pass sends a client's counts up. Who misses it keeps
+    its last counts, at first zeros, until it next sends some."""
     if "counts" in server.state and not server.new_labels:
         return server
     return recount(server, each(census, server, range(server.clients)))

@@ -79,10 +79,8 @@ def optimise(
     fixed: Collection[str] = (),
     velocity: Params | None = None,
 ) -> Params:
-    """Where an optimiser gets to from theta, which stays as it was, along a gradient over a client's batches.
-
-    `velocity` is sgd's momentum to begin with; afterwards it holds the last one.
-    """
+    """Where an optimiser gets to from theta, which stays as it was, by a gradient over a client's batches. `velocity`
+    is sgd's momentum to begin with, and holds the last one afterwards."""
     now = {name: value.detach().clone().requires_grad_(name not in fixed) for name, value in theta.items()}
     leaves = [value for value in now.values() if value.requires_grad]
     optimiser = local.make(leaves)

@@ -156,12 +156,9 @@ class Server:
 
     def regrouped(self, name: str, groups: Mapping[int, int], copies: Mapping[int, Params]) -> Server:
         """Put some clients (client → group) into new clusters of that clustering, under numbers never used before.
-
-        Clusters without members are forgotten. The state notes who was put where in this round.
-        """
+        Clusters without members are forgotten. The state notes who was put where in this round."""
         first = self.round * self.clients
-        new = {k: first + group for k, group in groups.items()}
-        of = {**self.cluster_of.get(name, {}), **new}
+        of = {**self.cluster_of.get(name, {}), **{k: first + group for k, group in groups.items()}}
         held = {**self.clusters.get(name, {}), **{first + group: copy for group, copy in copies.items()}}
         held = {cluster: copy for cluster, copy in held.items() if cluster in of.values()}
         server = replace(self, clusters={**self.clusters, name: held}, cluster_of={**self.cluster_of, name: of})

@@ -73,10 +73,8 @@ def softened(probs: Tensor, candidates: Tensor) -> Tensor:
 
 
 def pools(probs: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(index, y) of the pictures in each class's pool of k.
-
-    Each picture asks its most probable candidate class. A pool keeps the k surest who asked; the others ask their next.
-    """
+    """(index, y) of the pictures in each class's pool of k. Each picture asks its most probable candidate class. A pool
+    keeps the k surest who asked; the others ask their next."""
     p, order = torch.where(candidates, probs, -1.0).sort(dim=1, descending=True, stable=True)
     quota = torch.full((probs.shape[1],), k)
     asked, most = torch.zeros(len(probs), dtype=torch.int64), candidates.sum(1)

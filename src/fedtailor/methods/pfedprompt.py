@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Gradient, Method, Model, Params, branch, linear_init
+from ..core import GLOBAL, LOCAL, Gradient, Method, Model, Params, branch, linear_init
 
 
 class PFedPrompt(Method):
@@ -31,11 +31,9 @@ class PFedPrompt(Method):
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         plain = super().gradient(model, start)
-
-        def gradient(theta: Params, batch: Batch) -> Params:
-            return {n: self.pace * g if n.startswith("local.") else g for n, g in plain(theta, batch).items()}
-
-        return gradient
+        return lambda theta, batch: {
+            n: self.pace * g if n.startswith("local.") else g for n, g in plain(theta, batch).items()
+        }
 
     def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         own = attention(branch(theta, "local."), model.image(theta, x, rng))

@@ -53,11 +53,7 @@ class Scaffold(Method):
     def gradient(self, model: Model, start: Params) -> Gradient:
         plain, c, c_i = super().gradient(model, start), branch(start, ALL), branch(start, MINE)
         drift = {n: model.put(torch.as_tensor(c.get(n, 0) - c_i.get(n, 0))) for n in {**c, **c_i}}
-
-        def gradient(theta: Params, batch: Batch) -> Params:
-            return {n: g + drift.get(n, 0) for n, g in plain(theta, batch).items()}  # l. 10
-
-        return gradient
+        return lambda theta, batch: {n: g + drift.get(n, 0) for n, g in plain(theta, batch).items()}  # l. 10
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         x, mean = server.params, weighted_mean(even(replies))

@@ -50,11 +50,8 @@ class FedGraB(Rebalancer):
 
 @dataclass
 class Controllers(Balance):
-    """One for each class, (C,), on the CPU.
-
-    Each call of `loss` is a step of the controllers, also where a method asks for several losses of one batch. Only
-    a loss that is differentiated counts for the next step's balance.
-    """
+    """One for each class, (C,), on the CPU. Each call of `loss` is a step of theirs, also if a method has several
+    of one batch. Only a loss that is differentiated counts for the next step's balance."""
 
     settings: FedGraB
     tail: Tensor  # which classes have a controller
@@ -68,8 +65,7 @@ class Controllers(Balance):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         if not logits.requires_grad:
             return self.settings.task(logits, batch)
-        pos_w, neg_w = self.step()
-        free = ~self.tail
+        (pos_w, neg_w), free = self.step(), ~self.tail
         if self.settings.release:
             free |= released(self.tail, torch.rand(len(free), generator=self.rng, dtype=torch.float64))
         positive = targets(logits, batch) > 0
@@ -103,10 +99,8 @@ def mapped(x: Tensor, most: float) -> Tensor:
 
 
 def released(tail: Tensor, draws: Tensor) -> Tensor:
-    """(C,) which of n tail classes go free, by index, for a uniform draw each.
-
-    After i of them the next does with a probability of 0.1^(i / (n − 1)): the first always does.
-    """
+    """(C,) which of n tail classes go free, by index, for a uniform draw each: after i of them the next does with a
+    probability of 0.1^(i / (n − 1)), so that the first always does."""
     last, u = max(int(tail.sum()) - 1, 1), draws.tolist()
     free: list[int] = []
     for c in tail.nonzero().flatten().tolist():

@@ -1,7 +1,5 @@
-"""Server optimisers: what a round changed is a step that the server may take with momentum, for any method.
+"""What server optimisers have in common.
 
-Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
-Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 Notation: Δ_t → what a round changed in the server's parameters, m_t, v_t → state "server.m.*", "server.v.*".
 Departures: only the server's parameters take such a step, not the clusters' copies.
 """
