@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fedtailor.base.errors import UserError
 from fedtailor.base.rng import generator
-from fedtailor.core.aggregation import weighted_mean
-from fedtailor.core.method import Method, resolve
+from fedtailor.core.method import Method, resolve, weighted_mean
 from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Cluster, Params, Reply, Server
 
 

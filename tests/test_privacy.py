@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 
 from fedtailor.base.errors import UserError
-from fedtailor.core.types import LOCAL, Params, Reply
+from fedtailor.core.types import LOCAL, Params, PrivacyStep, Reply
 from fedtailor.privacy import PRIVACY
-from fedtailor.privacy.base import PrivacyStep
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round

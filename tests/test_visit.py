@@ -15,8 +15,7 @@ from fedtailor.base.rng import generator
 from fedtailor.client.job import ClientState, Job, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.method import Method
-from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply, Scope
-from fedtailor.privacy.base import PrivacyStep
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, PrivacyStep, Reply, Scope
 from fedtailor.simulation.local import LocalEngine
 from posted import PostedEngine
 

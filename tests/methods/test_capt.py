@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.algorithms.census import class_rows
 from fedtailor.algorithms.clustering import ClusterSettings
-from fedtailor.algorithms.validation import macro_f1
+from fedtailor.algorithms.counts import class_rows, macro_f1
 from fedtailor.base.errors import UserError
 from fedtailor.client.job import Task
-from fedtailor.core.aggregation import weighted_mean
 from fedtailor.core.losses import log_prior
-from fedtailor.core.types import OWN, Batch, Params, Pass, Reply, Server
+from fedtailor.core.method import weighted_mean
+from fedtailor.core.types import OWN, Batch, Params, Pass, PrivacyStep, Reply, Server
 from fedtailor.methods.capt import CAPT, masked
 from fedtailor.methods.released.capt import ReleasedCAPT, raw_class_aware, raw_general
-from fedtailor.privacy.base import PrivacyStep
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

@@ -13,24 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.rng import number
-from ..core import Params, Server
+from ..core import Options, Params, Server
 
+Arm = Annotated[int, Field(ge=1)]
 ARMS = (1, 2, 3, 5, 7, 10)
 STABILITY = 1e-5  # ε of Eq. 8
 
 
-class BanditSettings(BaseModel):
+class BanditSettings(Options):
     """The bandit as a method's options. What it has learned is in the server's state."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    arms: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        ARMS, min_length=1, description="the bandit's: rounds between global aggregations"
-    )
+    arms: tuple[Arm, ...] = Field(ARMS, min_length=1, description="the bandit's: rounds between global aggregations")
     epsilon: float = Field(0.1, ge=0, le=1, title="ε", description="of draws that are blind, Eq. 8")
     bonus: float = Field(2**0.5, ge=0, title="c", description="of arms that were seldom drawn, Eq. 8")
     eta: float = Field(0.1, gt=0, le=1, title="η", description="the bandit's first learning rate, Eq. 7")
@@ -49,11 +46,10 @@ class BanditSettings(BaseModel):
         if scored is None:
             return server
         past = server.state.get("history", torch.empty(0, dtype=torch.float64))
-        accuracy, bandit = scored[0], Bandit.of(self, server.state)
-        earned = reward(*scored, past.tolist())
+        bandit, earned = Bandit.of(self, server.state), reward(*scored, past.tolist())
         for arm in arms:
             bandit = bandit.update(arm, earned, server.round)
-        history = torch.cat([past, past.new_tensor([accuracy])])
+        history = torch.cat([past, past.new_tensor(scored[:1])])
         return server.remember(**bandit.to_params(), history=history, reward=past.new_tensor(earned))
 
     def describe(self, state: Params, aggregated: bool) -> dict[str, object]:
@@ -99,9 +95,8 @@ class Bandit:
 
     def update(self, arm: int, reward: float, t: int) -> Bandit:
         """After `arm` earned `reward` in round t."""
-        a, eta = self.rules.arms.index(arm), self.rules.eta * self.rules.decay**t
-        values, pulls = list(self.values), list(self.pulls)
-        values[a] += eta * (reward - values[a])  # Eq. 7
+        values, pulls, a = list(self.values), list(self.pulls), self.rules.arms.index(arm)
+        values[a] += self.rules.eta * self.rules.decay**t * (reward - values[a])  # Eq. 7
         pulls[a] += 1
         return replace(self, values=tuple(values), pulls=tuple(pulls))
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ..core import Options
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -21,16 +24,12 @@ TINY = 1e-10  # no probability counts as less, so that logarithms are finite
 HEAD = 0.8  # of the classes
 
 
-class ClusterSettings(BaseModel):
+class ClusterSettings(Options):
     """Both clusterings as a method's options: clients with like classes, and clients that complete each other."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: Literal["js", "kl", "wasserstein", "tv", "cosine"] = Field("js", description="of similarity (Table 8)")
     similar: Literal["kmeans", "gmm", "hierarchical", "spectral", "dbscan"] = Field("kmeans", description="Table 9")
-    diverse: Literal["linkage", "kmeans"] = Field(
-        "linkage", description="how complementary clients are brought together"
-    )
+    diverse: Literal["linkage", "kmeans"] = Field("linkage", description="how complementary clients are joined")
     n_similar: int = Field(3, ge=1, description="similarity clusters (Fig. 6)")
     n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
 
@@ -64,8 +63,7 @@ def divergence(p: Matrix, q: Matrix) -> Matrix:
 
 
 def js(d: Matrix) -> Matrix:
-    i, j = d[:, None], d[None, :]
-    middle = (i + j) / 2
+    i, j, middle = d[:, None], d[None, :], (d[:, None] + d[None, :]) / 2
     return divergence(i, middle) / 2 + divergence(j, middle) / 2  # Eq. 5
 
 
@@ -89,14 +87,12 @@ DISTANCES: dict[str, Callable[[Matrix], Matrix]] = {
     "tv": lambda d: pairwise(d, "cityblock") / 2,
     "cosine": lambda d: pairwise(d / np.linalg.norm(d, axis=1, keepdims=True), "sqeuclidean") / 2,  # is 1 - cos
 }
-# KL alone exceeds 1, up to where TINY ends it, and is divided by that. Divided by the largest of a cohort instead, two
-# clients would be more or less alike depending on who else is there.
-LARGEST = {"kl": -math.log(TINY)}
 
 
 def similarity(d: Matrix, metric: str) -> Matrix:
-    """(K, K), 1 between equal clients."""
-    return 1 - DISTANCES[metric](d) / LARGEST.get(metric, 1.0)
+    """(K, K), 1 between equal clients. KL alone exceeds 1, up to where TINY ends it, and is divided by that: by the
+    largest of a cohort instead, two clients would be more or less alike depending on who else is there."""
+    return 1 - DISTANCES[metric](d) / (-math.log(TINY) if metric == "kl" else 1)
 
 
 # Clusters of like clients, from S = 1 - distance.
@@ -108,23 +104,25 @@ def by_appearance(labels: ArrayLike) -> Labels:
     return np.asarray(first.argsort().argsort()[which], dtype=np.int64)
 
 
-def of_distinct(fit: Callable[[Any, Matrix, int, int], ArrayLike]) -> Clustering:
-    """Leaves to `fit` what there is to choose: if n reaches the number of distinct rows, each is a cluster.
+def of_distinct(kind: str, rows: Matrix, n: int, seed: int) -> Labels:
+    """Leaves to scikit-learn what there is to choose: if n reaches the number of distinct rows, each is a cluster."""
+    rows = rows.round(6)  # distances are squared on the way: in doubles, nearer rows can't be told apart
+    distinct, which = np.unique(rows, axis=0, return_inverse=True)
+    if n >= len(distinct):
+        return by_appearance(which.reshape(-1))  # a column in numpy 2.0
+    from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
+    from sklearn.mixture import GaussianMixture
 
-    `fit` gets scikit-learn, which is slow to import, as its first argument.
-    """
-
-    def cluster(rows: Matrix, n: int, seed: int) -> Labels:
-        rows = rows.round(6)  # distances are squared on the way: in doubles, nearer rows can't be told apart
-        distinct, which = np.unique(rows, axis=0, return_inverse=True)
-        if n >= len(distinct):
-            return by_appearance(which.reshape(-1))  # a column in numpy 2.0
-        import sklearn.cluster
-        import sklearn.mixture
-
-        return by_appearance(fit(sklearn, rows, n, seed % 2**32))  # as large a seed as scikit-learn takes
-
-    return cluster
+    seed %= 2**32  # as large as scikit-learn takes
+    estimator, S = {
+        "kmeans": (KMeans(n, n_init=10, random_state=seed), rows),
+        # At most n clusters: a component may be nobody's likeliest.
+        "gmm": (GaussianMixture(n, covariance_type="diag", random_state=seed), rows),
+        "hierarchical": (AgglomerativeClustering(n, metric="precomputed", linkage="average"), 1 - rows),
+        # No similarity is 0, which would cut the graph into pieces.
+        "spectral": (SpectralClustering(n, affinity="precomputed", random_state=seed), rows.clip(TINY)),
+    }[kind]
+    return by_appearance(estimator.fit_predict(S))
 
 
 def dbscan(S: Matrix, n: int, seed: int) -> Labels:
@@ -137,24 +135,9 @@ def dbscan(S: Matrix, n: int, seed: int) -> Labels:
     return by_appearance(np.where(labels < 0, len(S) + np.arange(len(S)), labels))
 
 
-kmeans = of_distinct(lambda sk, S, n, seed: sk.cluster.KMeans(n, n_init=10, random_state=seed).fit_predict(S))
 CLUSTERINGS: dict[str, Clustering] = {
-    "kmeans": kmeans,
-    "gmm": of_distinct(  # at most n clusters: a component may be nobody's likeliest
-        lambda sk, S, n, seed: sk.mixture.GaussianMixture(n, covariance_type="diag", random_state=seed).fit_predict(S)
-    ),
-    "hierarchical": of_distinct(
-        lambda sk, S, n, seed: sk.cluster.AgglomerativeClustering(
-            n, metric="precomputed", linkage="average"
-        ).fit_predict(1 - S)
-    ),
-    "spectral": of_distinct(  # no similarity is 0, which would cut the graph into pieces
-        lambda sk, S, n, seed: sk.cluster.SpectralClustering(n, affinity="precomputed", random_state=seed).fit_predict(
-            S.clip(TINY)
-        )
-    ),
-    "dbscan": dbscan,
-}
+    kind: partial(of_distinct, kind) for kind in ("kmeans", "gmm", "hierarchical", "spectral")
+} | {"dbscan": dbscan}
 
 
 # Clusters of clients that complete each other, from Comp.
@@ -189,4 +172,4 @@ def complete_linkage(comp: Matrix, n: int, seed: int) -> Labels:
 
 
 # K-means is the paper's word, but clients with like rows complete the same others, not each other.
-DIVERSE: dict[str, Clustering] = {"linkage": complete_linkage, "kmeans": kmeans}
+DIVERSE: dict[str, Clustering] = {"linkage": complete_linkage, "kmeans": CLUSTERINGS["kmeans"]}

@@ -9,10 +9,8 @@ from ..base.errors import UserError
 from ..base.rng import generator
 from ..core.method import Method
 from ..core.model import Model
-from ..core.types import FIXED, LOCAL, Params, Pass, Scope, Server
+from ..core.types import FIXED, LOCAL, Params, Pass, PrivacyStep, Rebalancer, Scope, Server
 from ..labelers.base import Labeler
-from ..privacy.base import PrivacyStep
-from ..rebalancers.base import Rebalancer
 
 LABELER_PREFIX = "labels."  # before the name of a labeler's pass, in its address on the wire
 

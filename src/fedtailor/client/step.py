@@ -15,9 +15,8 @@ from torch import Tensor
 from ..base.errors import UserError
 from ..base.rng import generator
 from ..core.model import Model
-from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Reply, Samples
+from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples
 from ..labelers.base import CANDIDATES, INDEX, LABEL
-from ..rebalancers.base import Rebalancer
 from .compression import compress, decompress
 from .job import LABELER_PREFIX, ClientState, Job, Task, size, theta_of, to_cpu
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from .aggregation import even, weighted_mean
 from .bend import Bend, Context
 from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss
-from .method import Method, TwoBranches, branch, resolve
+from .method import Method, TwoBranches, branch, even, resolve, weighted_mean
 from .model import Model, Tuner
 from .optim import Gradient, LocalTraining, gradient_of, gradients, optimise
 from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me, Params, Pass, Reply, Samples, Scope
 
 # isort: split
-from .types import Server, View
+from .types import Options, PrivacyStep, Rebalancer, Server, View
 
 __all__ = [
     "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Gradient",
-    "LocalTraining", "Me", "Method", "Model", "Params", "Pass", "Reply", "Samples", "Scope", "Server", "Tuner",
-    "TwoBranches", "View", "branch", "even", "gradient_of", "gradients", "linear", "linear_init", "log_prior", "normal",
-    "optimise", "resolve", "task_loss", "weighted_mean",
+    "LocalTraining", "Me", "Method", "Model", "Options", "Params", "Pass", "PrivacyStep", "Rebalancer", "Reply",
+    "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View", "branch", "even", "gradient_of", "gradients",
+    "linear", "linear_init", "log_prior", "normal", "optimise", "resolve", "task_loss", "weighted_mean",
 ]  # fmt: skip

@@ -32,9 +32,7 @@ def task_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def plain_loss(logits: Tensor, batch: Batch) -> Tensor:
-    if batch.candidates is not None:
-        return candidate_loss(logits, batch.candidates)
-    return F.cross_entropy(logits, batch.y)
+    return F.cross_entropy(logits, batch.y) if batch.candidates is None else candidate_loss(logits, batch.candidates)
 
 
 def log_prior(counts: Tensor) -> Tensor:

@@ -12,21 +12,17 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from ..base.errors import UserError
-from .aggregation import weighted_mean
 from .losses import task_loss
 from .model import Model
 from .optim import Gradient, LocalTraining, gradient_of, optimise
-from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Params, Reply, Samples, Scope, Server
+from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Options, Params, Reply, Samples, Scope, Server
 
 
-class Method(BaseModel):
+class Method(Options):
     """FedAvg. A paper is a subclass; its fields are the paper's hyper-parameters, in the paper's letters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: ClassVar[Mapping[str, Scope]] = {"*": GLOBAL}  # pattern → scope, first match wins
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values at which it must equal FedAvg bit for bit
@@ -53,7 +49,11 @@ class Method(BaseModel):
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         """Of one batch; `start` is what the client was given when its pass began: parameters and inbox."""
-        return task_loss(model.logits(theta, batch.x, batch.rng), batch)
+        return task_loss(self.logits(model, theta, batch.x, batch.rng), batch)
+
+    def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """(B, C) that it trains on and predicts by."""
+        return model.logits(theta, x, rng)
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         """What a client's optimiser follows, as a function of parameters and batch."""
@@ -92,7 +92,7 @@ class Method(BaseModel):
 
     def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """(B, C) logits of a client's model."""
-        return model.logits(theta, x)
+        return self.logits(model, theta, x)
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """(B, C) logits of the server's model, where LOCAL parameters have their first values."""
@@ -135,3 +135,23 @@ def resolve(share: Mapping[str, Scope], names: Mapping[str, Tensor], idle_too: b
 def branch(theta: Params, prefix: str) -> Params:
     """The parameters under a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in theta.items() if name.startswith(prefix)}
+
+
+def even(replies: Mapping[int, Reply]) -> dict[int, Reply]:
+    """Every client counts the same, however many samples it has."""
+    return {k: replace(reply, weight=1.0) for k, reply in replies.items()}
+
+
+def weighted_mean(replies: Mapping[int, Reply]) -> Params:
+    """Σ w_k θ_k / Σ w_k over the clients that sent θ, added up in client order so that arrival order can't matter."""
+    mean, ordered = {}, [replies[k] for k in sorted(replies)]
+    for name in dict.fromkeys(name for reply in ordered for name in reply.params):
+        senders = [reply for reply in ordered if name in reply.params]
+        total, first = sum(reply.weight for reply in senders), senders[0].params[name]
+        if total <= 0:
+            raise UserError(f"replies for {name} have a total weight of {total}; no client had anything to train on")
+        fold = torch.zeros_like(first, dtype=torch.float64)
+        for reply in senders:
+            fold += reply.params[name].double() * reply.weight
+        mean[name] = (fold / total).to(first.dtype)
+    return mean

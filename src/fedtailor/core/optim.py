@@ -7,19 +7,17 @@ from collections.abc import Callable, Collection
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from .types import Batch, Params, Samples
+from .types import Batch, Options, Params, Samples
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Gradient = Callable[[Params, Batch], Params]
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(Options):
     """How a client trains. The defaults are those of the PromptFL family of codes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(1, ge=1, title="E", description="passes over the client's data in a round")
     batch: int = Field(32, ge=1, title="B", description="samples in a step")
@@ -55,9 +53,7 @@ class LocalTraining(BaseModel):
 
     def make(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
         if self.optimiser == "sgd":
-            return torch.optim.SGD(
-                leaves, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
-            )
+            return torch.optim.SGD(leaves, self.lr, self.momentum, 0, self.weight_decay, self.nesterov)
         kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
         return kind(leaves, self.lr, self.betas, self.eps, self.weight_decay)
 
@@ -83,10 +79,8 @@ def optimise(
     fixed: Collection[str] = (),
     velocity: Params | None = None,
 ) -> Params:
-    """Where an optimiser gets to from theta, which stays as it was, along a gradient over a client's batches.
-
-    `velocity` is sgd's momentum to begin with; afterwards it holds the last one.
-    """
+    """Where an optimiser gets to from theta, which stays as it was, by a gradient over a client's batches. `velocity`
+    is sgd's momentum to begin with, and holds the last one afterwards."""
     now = {name: value.detach().clone().requires_grad_(name not in fixed) for name, value in theta.items()}
     leaves = [value for value in now.values() if value.requires_grad]
     optimiser = local.make(leaves)

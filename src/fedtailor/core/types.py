@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 Params = dict[str, Tensor]  # flat, dotted names: "text.ctx", "visual.block11.q.A"
+
+
+class Options(BaseModel, frozen=True, extra="forbid"):
+    """Settings of a part of a run, under its name on the command line."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,11 @@ LOCAL = Scope("local")  # one copy per client, which never leaves it
 FIXED = Scope("fixed")  # made from the seed by everyone, never trained, never sent
 
 
-@dataclass(frozen=True)
 class Cluster(Scope):
     """One copy for each cluster of the clustering of that name; clients in no cluster get the server's copy."""
 
-    kind: str = field(default="cluster", init=False)
-    cluster: str = ""
+    def __init__(self, cluster: str) -> None:
+        super().__init__("cluster", cluster)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,14 @@ class Balance(Protocol):
 
     def keep(self) -> Params:
         """What the client keeps until its next pass; every name begins with "rebalance."."""
+
+
+class Rebalancer(Options):
+    """A hold on every task loss of a client, whatever the method, that reweights its gradient by class."""
+
+    @abstractmethod
+    def begin(self, memory: Params, counts: Tensor, rng: torch.Generator) -> Balance:
+        """For a pass of a client that has so many samples of each class, (C,), and kept `memory`."""
 
 
 class Samples(Protocol):
@@ -110,6 +123,12 @@ class Reply:
     keep: Params = field(default_factory=dict)  # stays, and comes back as me.memory
 
 
+class PrivacyStep(Options):
+    @abstractmethod
+    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
+        """What leaves in place of a reply; `start` is what the server sent, so that an update can be bounded."""
+
+
 @dataclass(frozen=True)
 class Server:
     round: int
@@ -137,12 +156,9 @@ class Server:
 
     def regrouped(self, name: str, groups: Mapping[int, int], copies: Mapping[int, Params]) -> Server:
         """Put some clients (client → group) into new clusters of that clustering, under numbers never used before.
-
-        Clusters without members are forgotten. The state notes who was put where in this round.
-        """
+        Clusters without members are forgotten. The state notes who was put where in this round."""
         first = self.round * self.clients
-        new = {k: first + group for k, group in groups.items()}
-        of = {**self.cluster_of.get(name, {}), **new}
+        of = {**self.cluster_of.get(name, {}), **{k: first + group for k, group in groups.items()}}
         held = {**self.clusters.get(name, {}), **{first + group: copy for group, copy in copies.items()}}
         held = {cluster: copy for cluster, copy in held.items() if cluster in of.values()}
         server = replace(self, clusters={**self.clusters, name: held}, cluster_of={**self.cluster_of, name: of})

@@ -8,9 +8,4 @@ from .cpl import CPL
 from .fpl import FPL
 from .zeroshot import ZeroShotLabels
 
-LABELERS: dict[str, type[Labeler]] = {
-    "zeroshot": ZeroShotLabels,
-    "fpl": FPL,
-    "cpl": CPL,
-    "copl": CoPL,
-}
+LABELERS: dict[str, type[Labeler]] = {"zeroshot": ZeroShotLabels, "fpl": FPL, "cpl": CPL, "copl": CoPL}

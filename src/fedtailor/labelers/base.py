@@ -6,19 +6,17 @@ never the true labels. A client that misses a labeling keeps its old labels, or 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from ..core import Each, Server
+from ..core import Each, Options, Server
 
 INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # what a client keeps
 
 
-class Labeler(BaseModel, ABC):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Labeler(Options):
     refresh: int = Field(0, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")
 
     def due(self, t: int) -> bool:

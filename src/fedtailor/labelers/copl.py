@@ -2,9 +2,8 @@
 
 Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025, §3.3.
 Notation: p(x) → probs, D_k^est → filtered, u_{k,c} → votes, ũ_{k,c} → quotas, τ1 and τ2 → the two medians.
-Departures, all as in the released code: medians are of a client's own pictures, not of the whole training set; M is
-rounded up; a class without votes gets a small quota, the same for every client, which grows with every labeling; a
-class's pictures are chosen among those predicted as it (pool=all: among all, as printed, so that one can serve twice).
+Departures, as released and all of them in docs/methods/fedcopl.md: medians are of a client's own pictures, a class
+without votes gets a small quota, and a class's pictures are chosen among those predicted as it (pool=all: among all).
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ class CoPL(Labeler):
     confidence: bool = Field(True, description="only pictures surer than the client's median vote, Eq. 2")
     entropy: bool = Field(True, description="only pictures of less entropy than the client's median vote, Eq. 2")
     allocation: bool = Field(True, description="the server evens out classes, Eq. 3; off: a quota is what was voted")
-    pool: Literal["argmax", "all"] = Field(
-        "argmax", description="a class's pictures: predicted as it, or ranked of all"
-    )
+    pool: Literal["argmax", "all"] = Field("argmax", description="a class's pictures: predicted as it, or any")
 
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
         """Quotas are for those who voted; that of a client who is lost before it selects goes unused."""
@@ -54,8 +51,7 @@ class CoPL(Labeler):
     def select(self, model: Model, me: Me, theta: Params) -> Reply:
         chosen, y = select(me.memory[SURENESS], me.memory[KLASS], me.inbox["quota"])
         index = chosen % max(len(me.data), 1)  # claims go class by class, so that this is the picture
-        spent = {name: me.memory[name][:0] for name in (SURENESS, KLASS)}
-        return Reply({}, keep={INDEX: index, LABEL: y, **spent})
+        return Reply({}, keep={INDEX: index, LABEL: y, **{n: me.memory[n][:0] for n in (SURENESS, KLASS)}})
 
 
 def filtered(probs: Tensor, confidence: bool = True, entropy: bool = True) -> Tensor:
@@ -77,8 +73,7 @@ def quotas(votes: Tensor, total: int, refresh: int) -> Tensor:
     """(K, C) pictures of each class that each client shall take, in the `refresh`-th labeling (from 0) of `total`."""
     K, C = votes.shape
     u = votes.float()
-    M = (u.sum() / C).ceil()
-    shared = (u / u.sum(0) * M).ceil()  # Eq. 3
+    shared = (u / u.sum(0) * (u.sum() / C).ceil()).ceil()  # Eq. 3; the inner one is M
     unvoted = math.ceil(total / C / 4 * (refresh + 1) / K)
     return torch.where(u.sum(0) > 0, shared, unvoted).long()
 
@@ -87,8 +82,7 @@ def claims(probs: Tensor, pool: str) -> tuple[Tensor, Tensor]:
     """How sure of which class: each picture of its prediction, or (class by class) each of every class."""
     if pool == "argmax":
         return probs.amax(1), probs.argmax(1)
-    n, C = probs.shape
-    return probs.T.flatten(), torch.arange(C).repeat_interleave(n)
+    return probs.T.flatten(), torch.arange(probs.shape[1]).repeat_interleave(len(probs))
 
 
 def select(sureness: Tensor, klass: Tensor, quota: Tensor) -> tuple[Tensor, Tensor]:

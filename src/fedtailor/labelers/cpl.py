@@ -3,12 +3,10 @@
 Zhang, Wei, Liu and Feng, Candidate Pseudolabel Learning: Enhancing Vision-Language Models by Prompt Tuning with
 Unlabeled Data, ICML 2024.
 Notation: α → alpha, β → beta, K → k.
-Departures:
-- Each client labels for itself, as in the comparison of FedCoPL's paper.
-- α and β are tuned for each dataset in the paper. Here α is its most frequent value, and β is 1 − 2/C, so that each
-  class is a candidate of 2/C of the pictures. With refresh, pools start at k, not at a step's share of the pictures.
-- As released: what is less probable than 1e-7 is no candidate; with refresh, the first labeling weighs candidates by
-  their probability, the later ones equally (soft=false: always equally).
+Departures: each client labels for itself, as FedCoPL's paper compares it. α is the paper's most frequent value, and β
+1 − 2/C, so that each class is a candidate of 2/C of the pictures; there both are tuned for each dataset. With refresh,
+pools start at k, not at a step's share of the pictures. As released: what is less probable than 1e-7 is no candidate;
+with refresh, the first labeling weighs candidates by probability, later ones equally (soft=false: always equally).
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ LEAST = 1e-7
 
 
 class CPL(SelfLabeler):
-    alpha: float = Field(
-        0.75, ge=0, le=1, title="α", description="quantile of top probabilities that a set shall reach"
-    )
+    alpha: float = Field(0.75, ge=0, le=1, title="α", description="quantile of top probabilities for a set to reach")
     beta: float | None = Field(None, ge=0, le=1, title="β", description="quantile within a class; none: 1 − 2/C")
     k: int = Field(16, ge=1, title="K", description="pictures in a class's pool")
     step: float = Field(0.1, ge=0, le=1, description="share of the pictures by which the pools grow with a labeling")
@@ -40,11 +36,9 @@ class CPL(SelfLabeler):
     def labels(self, probs: Tensor, t: int) -> Params:
         n, C = probs.shape
         open_ = candidates(probs, self.alpha, max(1 - 2 / C, 0) if self.beta is None else self.beta)
-        i = t // max(self.refresh, 1)  # how many labelings there were before
-        grown = math.ceil(i * n * self.step / C)
-        index, y = pools(probs, open_, max(self.k, grown))
-        soft = self.soft and self.refresh > 0 and t == 0
-        weights = softened(probs, open_) if soft else open_.float()
+        before = t // max(self.refresh, 1)  # labelings
+        index, y = pools(probs, open_, max(self.k, math.ceil(before * n * self.step / C)))
+        weights = softened(probs, open_) if self.soft and self.refresh and t == 0 else open_.float()
         return {INDEX: index, LABEL: y, CANDIDATES: weights[index]}
 
 
@@ -79,10 +73,8 @@ def softened(probs: Tensor, candidates: Tensor) -> Tensor:
 
 
 def pools(probs: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(index, y) of the pictures in each class's pool of k.
-
-    Each picture asks its most probable candidate class. A pool keeps the k surest who asked; the others ask their next.
-    """
+    """(index, y) of the pictures in each class's pool of k. Each picture asks its most probable candidate class. A pool
+    keeps the k surest who asked; the others ask their next."""
     p, order = torch.where(candidates, probs, -1.0).sort(dim=1, descending=True, stable=True)
     quota = torch.full((probs.shape[1],), k)
     asked, most = torch.zeros(len(probs), dtype=torch.int64), candidates.sum(1)

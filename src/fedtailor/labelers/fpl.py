@@ -3,12 +3,10 @@
 Menghini, Delworth and Bach, Enhancing CLIP with CLIP: Exploring Pseudolabeling for Limited-Label Prompt Tuning,
 NeurIPS 2023.
 Notation: K → k.
-Departures:
-- Each client fills boards of its own, as in the comparison of FedCoPL's paper.
-- A picture that its own class refuses goes to the first other board that takes it, and is compared with that board's
-  least sure. The released code puts it on every board that takes it, and does not sort a board before its first
-  replacement (repeated=true).
-- Of equally sure pictures the earlier one stands higher; the released code goes by file name.
+Departures: each client fills boards of its own, as FedCoPL's paper compares it. A picture that its own class refuses
+goes to the first other board that takes it, and is compared with that board's least sure; the released code puts it on
+every board that takes it, and does not sort a board before its first replacement (repeated=true). Of equally sure
+pictures the earlier one stands higher; the released code goes by file name.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ class FPL(SelfLabeler):
     repeated: bool = Field(False, description="a picture may stand on several boards, as released")
 
     def labels(self, probs: Tensor, t: int) -> Params:
-        index, y = leaderboards(probs, self.k, self.repeated)
-        return {INDEX: index, LABEL: y}
+        return dict(zip((INDEX, LABEL), leaderboards(probs, self.k, self.repeated), strict=True))
 
 
 def leaderboards(probs: Tensor, k: int, repeated: bool = False) -> tuple[Tensor, Tensor]:

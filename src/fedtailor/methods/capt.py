@@ -19,14 +19,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms.bandit import BanditSettings
-from ..algorithms.census import class_rows, recount, take_census
 from ..algorithms.clustering import ClusterSettings
-from ..algorithms.validation import accuracy_and_f1, validate
+from ..algorithms.counts import accuracy_and_f1, class_rows, recount, take_census, validate
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server
-from ..core.aggregation import weighted_mean
 from ..core.losses import log_prior, task_loss
-from ..core.method import resolve
+from ..core.method import resolve, weighted_mean
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
 

@@ -42,8 +42,7 @@ class CReFF(Method):
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         """FedAvg's pass; besides, the gradients of the re-trained classifier go up, class by class."""
-        own = {name: value for name, value in theta.items() if name not in (WEIGHT, BIAS)}
-        reply = super().train(model, me, own)
+        reply = super().train(model, me, {n: value for n, value in theta.items() if n not in (WEIGHT, BIAS)})
         return replace(reply, stats={**reply.stats, **class_gradients(model, me, theta)}) if self.m else reply
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
@@ -51,19 +50,15 @@ class CReFF(Method):
         if self.m == 0:
             return server
         rng = generator(server.seed, "creff", server.round)
-        classifier = server.params[WEIGHT], server.params[BIAS]
-        C, D = classifier[0].shape
+        classifier, (C, D) = (server.params[WEIGHT], server.params[BIAS]), server.params[WEIGHT].shape
         v = server.state[FEATURES] if FEATURES in server.state else torch.randn(C, self.m, D, generator=rng)
         v = matched(v, mean_gradients(replies), classifier, self.match_steps, self.match_lr)
         weight, bias = retrained(v, self.retrain_epochs, self.retrain_batch, self.retrain_lr, rng)
-        server = replace(server, params={**server.params, WEIGHT: weight, BIAS: bias})
-        return server.remember(**{FEATURES: v})
+        return replace(server, params={**server.params, WEIGHT: weight, BIAS: bias}).remember(**{FEATURES: v})
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """With the re-trained classifier; clients' own models have the head that they trained."""
-        if self.m == 0:
-            return super().predict_shared(model, theta, x)
-        return F.linear(model.features(theta, x), theta[WEIGHT], theta[BIAS])
+        return F.linear(model.features(theta, x), theta[WEIGHT], theta[BIAS]) if self.m else model.logits(theta, x)
 
 
 @torch.no_grad()
@@ -101,8 +96,7 @@ def matched(v: Tensor, real: Mapping[int, Pair], classifier: Pair, steps: int, l
     y, now = classes[:, None].expand(-1, v.shape[1]), v[classes]
     for _ in range(steps):
         now.requires_grad_()
-        loss = distance(gradient(now, y, *classifier), (weights, biases))
-        (slope,) = torch.autograd.grad(loss, now)
+        (slope,) = torch.autograd.grad(distance(gradient(now, y, *classifier), (weights, biases)), now)
         now = now.detach() - lr * slope
     return v.index_copy(0, classes, now.detach())
 

@@ -2,10 +2,8 @@
 
 Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classification, ICCV 2025.
 Notation: P^v → visual.ctx, P^t → text.ctx, D~_k → me.data, as labelers/copl.py labels it (Eqs. 2–3), n~_k → weight.
-Departures:
-- n~_k is the number of samples that client k really selected, as released; a quota beyond what it has weighs nothing.
-- Batch 64, weight decay 0.05, 11 × 5 visual and 16 text tokens are in the released code only.
-- The rate falls along a cosine over the rounds between two labelings and starts anew with each, as released.
+Departures, as released and all of them in docs/methods/fedcopl.md: n~_k counts what client k really selected, and the
+rate falls along a cosine from one labeling to the next.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms.simplex_frame import sparse_etf
-from ..core import FIXED, GLOBAL, LOCAL, Batch, Me, Method, Model, Params, Reply, task_loss
+from ..core import FIXED, GLOBAL, LOCAL, Batch, Me, Method, Model, Params, Reply, linear, task_loss
 
 NEVER = -1e10  # the logit of a class that a client does not have
 
@@ -40,17 +40,13 @@ class FedLoGe(Method):
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         """The network learns from the frame alone, each head from what the network makes of the pictures."""
         f = model.features(theta, batch.x, batch.rng)
-        seen = f.detach()
-        return (
-            task_loss(F.linear(f, start["etf.weight"]), batch)
-            + task_loss(F.linear(seen, theta["head.weight"], theta["head.bias"]), batch)
-            + task_loss(F.linear(seen, theta["local.weight"], theta["local.bias"]), batch)
-        )
+        heads = linear(start, "etf", f), linear(theta, "head", f.detach()), linear(theta, "local", f.detach())
+        frame, shared, own = (task_loss(logits, batch) for logits in heads)
+        return frame + shared + own
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         reply = super().train(model, me, theta)
-        present = model.put((me.data.counts() > 0).float())
-        return replace(reply, params={**reply.params, "local.present": present})
+        return replace(reply, params={**reply.params, "local.present": model.put((me.data.counts() > 0).float())})
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         rows = self.norm * F.normalize(theta["head.weight"], dim=1)  # global realignment
@@ -63,4 +59,4 @@ class FedLoGe(Method):
     def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         f, lengths = model.features(theta, x), theta["local.weight"].norm(dim=1, keepdim=True)
         l_G = F.linear(f, theta["head.weight"] * lengths, theta["head.bias"])  # personal realignment
-        return l_G, F.linear(f, theta["local.weight"], theta["local.bias"])
+        return l_G, linear(theta, "local", f)

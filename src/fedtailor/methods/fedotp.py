@@ -2,11 +2,8 @@
 
 Li, Huang, Wang and Shi, Global and Local Prompts Cooperation via Optimal Transport for Federated Learning, CVPR 2024.
 Notation: V → M (patches), T* → T, C → 1 − sim, γ → gamma, the entropic weight → eps.
-Departures:
-- A transport problem stops by its own |Δv|; the released code stops all of a batch by their mean, so that a picture's
-  logits depend on the others (by 7e-5).
-- Scaling is in logarithms and double precision; the released code's kernel underflows at eps = 0.01: then it stops.
-- What is shared alone (the server's model) is the global prompt with all of γ; the paper tests clients' models only.
+Departures, all of them in docs/methods/fedotp.md: a transport problem stops by its own |Δv|, not by its batch's mean,
+and is solved in logarithms and doubles; what is shared alone is the global prompt with all of γ.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..algorithms import optimal_transport
-from ..core import Batch, Model, Params, TwoBranches, branch, task_loss
+from ..core import Model, Params, TwoBranches, branch
 
 
 class FedOTP(TwoBranches):
@@ -28,20 +25,12 @@ class FedOTP(TwoBranches):
     iterations: int = Field(100, ge=1, description="of a transport problem, at most")
     tolerance: float = Field(1e-3, ge=0, description="mean |Δv| at which a transport problem is solved")
 
-    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        prompts = branch(theta, "global."), branch(theta, "local.")
-        return task_loss(self.logits(model, prompts, batch.x, batch.rng), batch)
-
-    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return self.logits(model, (branch(theta, "global."), branch(theta, "local.")), x)
-
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return self.logits(model, (branch(theta, "global."),), x)
+        return self.logits(model, {n: v for n, v in theta.items() if n.startswith("global.")}, x)
 
-    def logits(
-        self, model: Model, prompts: tuple[Params, ...], x: Tensor, rng: torch.Generator | None = None
-    ) -> Tensor:
+    def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """(B, C): what the prompts' sentences find in the patches that the plan gives them."""
+        prompts = [own for prefix in ("global.", "local.") if (own := branch(theta, prefix))]
         texts = torch.stack([model.text(prompt, rng) for prompt in prompts])  # (N, C, D)
         sim = torch.einsum("bmd,ncd->bcmn", model.patches(prompts[0], x, rng), texts)
         return model.clip.scale * (self.plan(1 - sim) * sim).sum((-2, -1))

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core import Batch, Gradient, Model, Params, TwoBranches, branch, task_loss
+from ..core import Batch, Gradient, Model, Params, TwoBranches, branch, normal, task_loss
 
 ANCHOR = "anchor"
 
@@ -33,8 +33,7 @@ class FedPGP(TwoBranches):
     def init(self, model: Model, rng: torch.Generator) -> Params:
         p_G = model.init(rng)["text.ctx"]
         M, W = p_G.shape
-        U, V = torch.randn(M, self.rank, generator=rng) * 0.02, torch.randn(self.rank, W, generator=rng) * 0.02
-        return {"global.text.ctx": p_G, "local.U": U, "local.V": V}
+        return {"global.text.ctx": p_G, "local.U": normal((M, self.rank), rng), "local.V": normal((self.rank, W), rng)}
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         with torch.no_grad():  # z_C is the same in every step

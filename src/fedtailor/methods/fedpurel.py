@@ -38,13 +38,8 @@ class FedPuReL(TwoBranches):
     def closing(self) -> int:
         return int(self.T_p > 0)
 
-    @property
-    def personal_epochs(self) -> int:
-        return self.T_p
-
-    # --- phase 1: purified gradients (Alg. 1, l. 5–19) ---
-
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
+        """Phase 1: purified gradients (Alg. 1, l. 5–19)."""
         shared = {name: value for name, value in theta.items() if name.startswith("global.")}
         return self.descent(self.gradient(model, theta), me, shared, me.data)
 
@@ -58,10 +53,8 @@ class FedPuReL(TwoBranches):
 
         return gradient
 
-    # --- phase 2: a personal residual ---
-
     def close(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        """Who misses it has no personal part: φ_g alone is its model."""
+        """Phase 2: a personal residual. Who misses it has no personal part: φ_g alone is its model."""
         each(self.personalise, server, cohort)  # Alg. 1, l. 23–30
         return server
 
@@ -78,7 +71,8 @@ class FedPuReL(TwoBranches):
 
         l_shared, tuned = torch.cat(once) if once else torch.empty(0), replace(model, memo=None)
         mine = {name: value for name, value in theta.items() if name.startswith("local.")}
-        same = {"epochs": self.personal_epochs, "batch": self.local.batch, "drop_last": self.local.drop_last}
+        epochs = self.T_p if self.closing else self.local.epochs
+        same = {"epochs": epochs, "batch": self.local.batch, "drop_last": self.local.drop_last}
         plain = LocalTraining(**same, lr=self.personal_lr, momentum=0, weight_decay=0)
         return Reply(optimise(gradient_of(loss), mine, me.data, plain, me.round, me.rng), weight=len(me.data))
 

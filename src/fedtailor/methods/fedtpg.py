@@ -2,11 +2,8 @@
 
 Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024.
 Notation: T → model.names, Q → generator.queries, f_θ → generate (tuners/prompt_generator.py), m → tuner.length.
-Departures:
-- Every client tells all C classes apart and its generator reads all their names; in the paper each has its own few.
-- The generator is kept in fp32, not in half precision, and without what is off by default: self-attention, deep rows.
-
-T is of bare class names, as released; the sentence of zero-shot CLIP has a template around them.
+Departures, all of them in docs/methods/fedtpg.md: every client tells all C classes apart and its generator, in fp32,
+reads all their names; in the paper each has its own few. T is of bare class names, as released.
 """
 
 from __future__ import annotations

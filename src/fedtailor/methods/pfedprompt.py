@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import GLOBAL, LOCAL, Batch, Gradient, Method, Model, Params, branch, linear_init, task_loss
+from ..core import GLOBAL, LOCAL, Gradient, Method, Model, Params, branch, linear_init
 
 
 class PFedPrompt(Method):
@@ -31,21 +31,13 @@ class PFedPrompt(Method):
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         plain = super().gradient(model, start)
-
-        def gradient(theta: Params, batch: Batch) -> Params:
-            return {n: self.pace * g if n.startswith("local.") else g for n, g in plain(theta, batch).items()}
-
-        return gradient
-
-    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        return task_loss(self.logits(model, theta, batch.x, batch.rng), batch)
+        return lambda theta, batch: {
+            n: self.pace * g if n.startswith("local.") else g for n, g in plain(theta, batch).items()
+        }
 
     def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         own = attention(branch(theta, "local."), model.image(theta, x, rng))
         return model.logits(theta, x, rng) + model.clip.scale * own
-
-    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return self.logits(model, theta, x)
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         return model.logits(theta, x)

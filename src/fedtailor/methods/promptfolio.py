@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Model, Params, TwoBranches, branch, task_loss
+from ..core import Model, Params, TwoBranches, branch
 
 
 class PromptFolio(TwoBranches):
@@ -22,15 +22,8 @@ class PromptFolio(TwoBranches):
 
     theta_mix: float = Field(0.4, ge=0, le=1, title="θ", description="weight of the local prompt")
 
-    def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
-        return task_loss(self.mixed(model, theta, batch.x, batch.rng), batch)
-
-    def mixed(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         l_G = model.logits(branch(theta, "global."), x, rng)
         if self.theta_mix == 0:
             return l_G
-        l_L = model.logits(branch(theta, "local."), x, rng)
-        return (1 - self.theta_mix) * l_G + self.theta_mix * l_L
-
-    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
-        return self.mixed(model, theta, x)
+        return (1 - self.theta_mix) * l_G + self.theta_mix * model.logits(branch(theta, "local."), x, rng)

@@ -58,10 +58,8 @@ class RUCR(Method):
         inbox = {k: {"directions": server.state["directions"]} for k in cohort}
         return self.aggregate(server, each(self.rectify, server, cohort, inbox))
 
-    # --- representation unification ---
-
     def unify(self, server: Server, cohort: Sequence[int], each: Each) -> tuple[Server, dict[int, Tensor]]:
-        """Prototypes under the model as it is now, and every client's label counts."""
+        """Representation unification: prototypes under the model as it is now, and every client's label counts."""
         replies = each(self.measure, server, cohort)
         stats = [replies[k].stats for k in sorted(replies)]
         return server.remember(**unified(stats, server.state)), {k: r.stats["counts"] for k, r in replies.items()}
@@ -85,9 +83,8 @@ class RUCR(Method):
         prototypes, prior = model.put(start["prototypes"]), model.put(start["prior"])
         return task_loss(linear_head(theta, f), batch) + self.weight * contrast(f, prototypes, prior, batch.y, self.tau)
 
-    # --- classifier rectification ---
-
     def rectify(self, model: Model, me: Me, theta: Params) -> Reply:
+        """Classifier rectification, on virtual features."""
         if len(me.data) == 0:
             return Reply({})
         with torch.no_grad():

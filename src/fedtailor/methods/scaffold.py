@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core import Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
-from ..core.aggregation import even, weighted_mean
+from ..core.method import even, weighted_mean
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 
@@ -53,16 +53,11 @@ class Scaffold(Method):
     def gradient(self, model: Model, start: Params) -> Gradient:
         plain, c, c_i = super().gradient(model, start), branch(start, ALL), branch(start, MINE)
         drift = {n: model.put(torch.as_tensor(c.get(n, 0) - c_i.get(n, 0))) for n in {**c, **c_i}}
-
-        def gradient(theta: Params, batch: Batch) -> Params:
-            return {n: g + drift.get(n, 0) for n, g in plain(theta, batch).items()}  # l. 10
-
-        return gradient
+        return lambda theta, batch: {n: g + drift.get(n, 0) for n, g in plain(theta, batch).items()}  # l. 10
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         x, mean = server.params, weighted_mean(even(replies))
         params = {n: y + (self.eta_g - 1) * (y - x[n]) for n, y in mean.items()}  # l. 17: x + η_g (mean − x)
         changes = weighted_mean({k: Reply(r.stats) for k, r in replies.items()})
-        share = len(replies) / server.clients
-        c = {n: server.state.get(n, 0) + share * d for n, d in changes.items()}  # l. 17
+        c = {n: server.state.get(n, 0) + len(replies) / server.clients * d for n, d in changes.items()}  # l. 17
         return replace(server, params={**x, **params}, state={**server.state, **c})

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .base import PrivacyStep
+from ..core.types import PrivacyStep
 
 PRIVACY: dict[str, type[PrivacyStep]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Rebalancer
+from ..core.types import Rebalancer
 from .fedgrab import FedGraB
 
 REBALANCERS: dict[str, type[Rebalancer]] = {"fedgrab": FedGraB}

@@ -3,12 +3,8 @@
 Xiao et al., Fed-GraB: Federated Long-tailed Learning with Self-Adjusting Gradient Balancer, NeurIPS 2023.
 Notation: K_P, K_I, K_D → Kp, Ki, Kd; Δ → pos − neg, the summed sizes of the gradients for and against a class;
 m, from a controller's output to a weight → mapped. All state is the client's own, and stays with it.
-Departures:
-- The loss is cross-entropy, whose gradient is reweighted likewise: CLIP's logits are no calibrated scores of single
-  classes. loss=bce is what the paper has.
-- The prior analyser that finds the tail is not released. tail=all is what the released code fixes; tail=below-mean
-  looks at the client's own counts. Other classes have no controller.
-- As released: the controllers' output has no limit, and some classes go free at random in each step (release).
+Departures, all of them in docs/methods/fedgrab.md: the loss is cross-entropy (loss=bce: the paper's), the analyser that
+finds the tail is not released (tail), and as released, some classes go free at random in each step (release).
 """
 
 from __future__ import annotations
@@ -22,9 +18,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Balance, Batch, Params
+from ..core import Balance, Batch, Params, Rebalancer
 from ..core.losses import plain_loss
-from .base import Rebalancer
 
 STATE = ("rebalance.pos", "rebalance.neg", "rebalance.out", "rebalance.e1", "rebalance.e2")  # what a client keeps
 
@@ -35,16 +30,13 @@ class FedGraB(Rebalancer):
     Kd: float = Field(0.1, ge=0, allow_inf_nan=False, title="K_D", description="on the change of its change")
     most: float = Field(10.0, gt=1, allow_inf_nan=False, description="the largest weight of a gradient")
     loss: Literal["ce", "bce"] = Field("ce", description="bce: a yes or no for each class, as in the paper")
-    tail: Literal["all", "below-mean"] = Field(
-        "all", description="which classes have a controller; below-mean: those of which a client has less than average"
-    )
+    tail: Literal["all", "below-mean"] = Field("all", description="classes with a controller: all, or a client's rarer")
     release: bool = Field(True, description="let some classes go unweighted at random, the first of them always")
 
     def begin(self, memory: Params, counts: Tensor, rng: torch.Generator) -> Controllers:
         counts = counts.to("cpu", torch.float64)
         tail = torch.ones_like(counts, dtype=torch.bool) if self.tail == "all" else counts < counts.mean()
-        zero = torch.zeros_like(counts)
-        return Controllers(self, tail, rng, *(memory.get(name, zero) for name in STATE))
+        return Controllers(self, tail, rng, *(memory.get(name, torch.zeros_like(counts)) for name in STATE))
 
     def increment(self, e: Tensor, e1: Tensor, e2: Tensor) -> Tensor:
         """By which a controller's output changes; the error now, a step ago and two steps ago."""
@@ -58,11 +50,8 @@ class FedGraB(Rebalancer):
 
 @dataclass
 class Controllers(Balance):
-    """One for each class, (C,), on the CPU.
-
-    Each call of `loss` is a step of the controllers, also where a method asks for several losses of one batch. Only
-    a loss that is differentiated counts for the next step's balance.
-    """
+    """One for each class, (C,), on the CPU. Each call of `loss` is a step of theirs, also if a method has several
+    of one batch. Only a loss that is differentiated counts for the next step's balance."""
 
     settings: FedGraB
     tail: Tensor  # which classes have a controller
@@ -76,8 +65,7 @@ class Controllers(Balance):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         if not logits.requires_grad:
             return self.settings.task(logits, batch)
-        pos_w, neg_w = self.step()
-        free = ~self.tail
+        (pos_w, neg_w), free = self.step(), ~self.tail
         if self.settings.release:
             free |= released(self.tail, torch.rand(len(free), generator=self.rng, dtype=torch.float64))
         positive = targets(logits, batch) > 0
@@ -102,8 +90,7 @@ class Controllers(Balance):
         return followed
 
     def keep(self) -> Params:
-        now = self.pos, self.neg, self.out, self.e1, self.e2
-        return {name: value.clone() for name, value in zip(STATE, now, strict=True)}
+        return {name: getattr(self, name.removeprefix("rebalance.")).clone() for name in STATE}
 
 
 def mapped(x: Tensor, most: float) -> Tensor:
@@ -112,10 +99,8 @@ def mapped(x: Tensor, most: float) -> Tensor:
 
 
 def released(tail: Tensor, draws: Tensor) -> Tensor:
-    """(C,) which of n tail classes go free, by index, for a uniform draw each.
-
-    After i of them the next does with a probability of 0.1^(i / (n − 1)): the first always does.
-    """
+    """(C,) which of n tail classes go free, by index, for a uniform draw each: after i of them the next does with a
+    probability of 0.1^(i / (n − 1)), so that the first always does."""
     last, u = max(int(tail.sum()) - 1, 1), draws.tolist()
     free: list[int] = []
     for c in tail.nonzero().flatten().tolist():
@@ -126,6 +111,4 @@ def released(tail: Tensor, draws: Tensor) -> Tensor:
 
 def targets(logits: Tensor, batch: Batch) -> Tensor:
     """(B, C) weights of the labels: a single 1, or a picture's candidates."""
-    if batch.candidates is not None:
-        return batch.candidates.to(logits)
-    return F.one_hot(batch.y, logits.shape[1]).to(logits)
+    return (F.one_hot(batch.y, logits.shape[1]) if batch.candidates is None else batch.candidates).to(logits)

@@ -1,27 +1,22 @@
-"""Server optimisers: what a round changed is a step that the server may take with momentum, for any method.
+"""What server optimisers have in common.
 
-Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
-Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 Notation: Δ_t → what a round changed in the server's parameters, m_t, v_t → state "server.m.*", "server.v.*".
 Departures: only the server's parameters take such a step, not the clusters' copies.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from ..core import Params, Server
+from ..core import Options, Params, Server
 
 
-class ServerOptimizer(BaseModel, ABC):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class ServerOptimizer(Options):
     def __call__(self, before: Server, after: Server, made: Sequence[str] = ()) -> Server:
         """The server after a round, with this step in place of the plain one; `made` parameters stay as they are."""
         params, state = dict(after.params), dict(after.state)

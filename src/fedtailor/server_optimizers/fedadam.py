@@ -13,8 +13,6 @@ from .base import ServerOptimizer
 
 
 class FedAdam(ServerOptimizer):
-    """Rounds' changes are steps of Adam."""
-
     eta: float = Field(0.01, gt=0, allow_inf_nan=False, title="η", description="the server's learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, title="β₁")
     beta2: float = Field(0.99, ge=0, lt=1, title="β₂")

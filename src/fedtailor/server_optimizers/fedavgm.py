@@ -14,8 +14,6 @@ from .base import ServerOptimizer
 
 
 class FedAvgM(ServerOptimizer):
-    """Rounds' changes gather momentum."""
-
     eta: float = Field(1.0, gt=0, allow_inf_nan=False, title="η", description="the server's learning rate")
     beta: float = Field(0.9, ge=0, lt=1, title="β", description="momentum")
 

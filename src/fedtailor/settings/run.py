@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 
 from ..base.errors import UserError, unknown
 from ..clip.load import BUNDLED
-from ..core import OWN, LocalTraining, Method, Tuner
+from ..core import OWN, LocalTraining, Method, PrivacyStep, Rebalancer, Tuner
 from ..data import DATASETS, FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -29,9 +29,7 @@ from ..labelers.base import Labeler
 from ..methods import METHODS
 from ..methods.recipe import Entry, flat
 from ..privacy import PRIVACY
-from ..privacy.base import PrivacyStep
 from ..rebalancers import REBALANCERS
-from ..rebalancers.base import Rebalancer
 from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names

@@ -28,7 +28,6 @@ from .relay import CHAIN, CarriedMomentum
 
 class FourClusters(ClusterSettings):
     n_similar: int = Field(4, ge=1, description="similarity clusters (Fig. 6)")
-    n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
 
 
 class FourDraws(BanditSettings):

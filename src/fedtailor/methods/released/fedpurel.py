@@ -24,10 +24,6 @@ class ReleasedFedPuReL(CarriedMomentum, FedPuReL):
     def closing(self) -> int:
         return 0
 
-    @property
-    def personal_epochs(self) -> int:
-        return self.local.epochs
-
     def scopes(self, theta: Params) -> dict[str, Scope]:
         return resolve(self.share, theta, idle_too=True)  # a pass trains one branch alone
 

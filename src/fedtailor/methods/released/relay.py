@@ -24,9 +24,7 @@ class CarriedMomentum(Method):
     chained: ClassVar[bool] = False  # True: each client also starts from the parameters that the one before it reached
 
     carry: Literal["shared", "all"] = Field(
-        "shared",
-        description="whose momentum is handed on from client to client; all: that of local parameters too (a leak, for "
-        "parity only)",
+        "shared", description="whose momentum goes on; all: local ones' too, a leak"
     )
 
     @model_validator(mode="after")

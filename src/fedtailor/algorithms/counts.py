@@ -1,0 +1,64 @@
+"""What clients count for the server: the labels they have, (K, C) as "counts" in its state, and tables of validation.
+
+Validation is on what clients hold out, or on the server's own data; no picture's own result goes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..core import OWN, Each, Me, Model, Params, Pass, Reply, Server
+
+TABLES = ("right", "said", "true")
+
+
+def take_census(server: Server, census: Pass, each: Each) -> Server:
+    """Ask all clients, once and again whenever labels are new; the pass sends a client's counts up. Who misses it keeps
+    its last counts, at first zeros, until it next sends some."""
+    if "counts" in server.state and not server.new_labels:
+        return server
+    return recount(server, each(census, server, range(server.clients)))
+
+
+def recount(server: Server, replies: Mapping[int, Reply]) -> Server:
+    """With the label counts of those who sent some."""
+    sent = {k: reply.stats["counts"] for k, reply in replies.items()}
+    none = torch.zeros(server.clients, len(next(iter(sent.values()))), dtype=torch.int64)
+    counts = server.state.get("counts", none).clone()
+    counts[list(sent)] = torch.stack([*sent.values()])
+    return server.remember(counts=counts)
+
+
+def class_rows(old: Tensor, rows: Tensor, counts: Tensor, floor: float) -> Tensor:
+    """(C, M, D): each class's mean over the clients (K, C, M, D) where its share of the samples is above the floor."""
+    shares = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
+    known = (shares > floor).to(rows)
+    mean = torch.einsum("kc,kcmd->cmd", known, rows) / known.sum(0).clamp_min(1)[:, None, None]
+    return torch.where((known.sum(0) > 0)[:, None, None], mean, old)
+
+
+def validate(model: Model, me: Me, fraction: float) -> Params:
+    """(C,) each: how often each class was right, said and true, on the slice that is not trained on."""
+    held = me.data if me.id == OWN else me.data.split(fraction)[1]
+    y = held.labels
+    with torch.no_grad():
+        said = torch.cat([me.predict(view.x).argmax(1).cpu() for view in held.views()] or [y])
+    found = (y[said == y], said, y)
+    return {name: torch.bincount(c, minlength=model.classes) for name, c in zip(TABLES, found, strict=True)}
+
+
+def accuracy_and_f1(replies: Iterable[Reply]) -> tuple[float, float] | None:
+    """In percent, from everyone's tables; None if nobody holds anything out."""
+    right, said, true = torch.stack([torch.stack([r.stats[name] for name in TABLES]) for r in replies]).sum(0)
+    if not int(true.sum()):
+        return None
+    return 100 * float(right.sum() / true.sum()), 100 * macro_f1(right, said, true)
+
+
+def macro_f1(right: Tensor, said: Tensor, true: Tensor) -> float:
+    """From counts by class; the mean is over the classes that occur."""
+    there = true > 0
+    return float((2 * right[there] / (said + true)[there]).double().mean())
