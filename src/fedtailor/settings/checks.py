@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -28,14 +29,8 @@ def checked(kind: type[T], values: Any, where: str) -> T:
         raise UserError(f"{key}: {told[0].lower()}{told[1:]}{got}") from error
     for key, value in flat(values).items() if isinstance(values, Mapping) else ():
         # Python takes True for 1; a user who writes true does not mean 1.
-        if isinstance(value, bool) and not isinstance(read(made, key), bool):
+        if isinstance(value, bool) and not isinstance(reduce(getattr, key.split("."), made), bool):
             raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
-    return made
-
-
-def read(made: Any, key: str) -> Any:
-    for part in key.split("."):
-        made = getattr(made, part)
     return made
 
 

@@ -6,11 +6,10 @@ need packages that the rest does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class EngineEntry:
+class EngineEntry(NamedTuple):
     module: str
     idea: str
     remote: bool = False  # whether clients are in other processes, and keep what is theirs to themselves
@@ -18,9 +17,7 @@ class EngineEntry:
 
 ENGINES = {
     "local": EngineEntry(
-        "fedtailor.simulation.local", "The meaning of an engine: a loop over the cohort, in this process."
+        "fedtailor.simulation.local", "What any engine means: a loop over the cohort, in this process."
     ),
-    "flower": EngineEntry(
-        "fedtailor.flower.simulation", "Flower's simulation: clients in other processes, by Ray.", True
-    ),
+    "flower": EngineEntry("fedtailor.flower.simulation", "Flower's simulation: clients in processes of Ray.", True),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def put(document: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(document.get(last), dict):
         raise UserError(f"{key} is given as a value and as a group of keys")
     document[last] = value
+
+
+def at(document: Mapping[str, Any], key: str) -> Any:
+    """What stands under a dotted key; if nothing, an empty group."""
+    return reduce(lambda group, part: group.get(part, {}), key.split("."), document)
 
 
 def parse(words: Iterable[str]) -> dict[str, Any]:
