@@ -59,8 +59,7 @@ def datasets() -> list[Facts]:
         train, test = (source and source.sizes) or (None, None)
         tail = source.imbalance if source else 1.0
         long_tail = "its own" if tail is None else None if tail == 1 else f"IF {tail:g}"
-        row = {"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")}
-        rows.append(row)
+        rows.append({"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")})
     return rows
 
 
@@ -218,7 +217,9 @@ def choices(kind: Any) -> list[str]:
 
 def method_page(facts: Facts) -> RenderableType:
     headline = f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
-    parts: list[RenderableType] = [headline, "", Text(unwrapped(facts["text"])), ""]
+    # Paragraphs and list items as one line each, to be wrapped as wide as the terminal is.
+    text = re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", facts["text"])
+    parts: list[RenderableType] = [headline, "", Text(text), ""]
     if facts["shares"]:
         parts += [Text("shares: " + cell(facts["shares"])), ""]
     headings = ("key", "symbol", "default", "allowed", "meaning")
@@ -231,11 +232,6 @@ def method_page(facts: Facts) -> RenderableType:
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
-
-
-def unwrapped(text: str) -> str:
-    """A docstring's paragraphs and list items as one line each, to be wrapped as wide as the terminal is."""
-    return re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", text)
 
 
 def shown(value: Any) -> str:

@@ -16,8 +16,6 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES = {
-    "local": EngineEntry(
-        "fedtailor.simulation.local", "What any engine means: a loop over the cohort, in this process."
-    ),
+    "local": EngineEntry("fedtailor.simulation.local", "A loop over the cohort, in this process; others equal it."),
     "flower": EngineEntry("fedtailor.flower.simulation", "Flower's simulation: clients in processes of Ray.", True),
 }

@@ -37,21 +37,17 @@ from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
-from .checks import checked
 from .engines import ENGINES
-from .keys import SHORT, at, full_keys, put, read_document, with_changes
+from .keys import OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
 
 GIVEN = "given"  # labels as the data has them
-NONE = "none"
 # What any method may be combined with: the name that stands for nothing of the kind, and all others.
 PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "labels": (GIVEN, LABELERS),
-    "rebalance": (NONE, REBALANCERS),
+    "rebalance": ("none", REBALANCERS),
     "server": (AVERAGE, SERVER_OPTIMIZERS),
-    "privacy": (NONE, PRIVACY),
+    "privacy": ("none", PRIVACY),
 }
-DEFAULT_METHOD = "capt"
-DEFAULT_PARTITION = "dirichlet"
 
 T = TypeVar("T")
 
@@ -165,14 +161,14 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     preset = given.pop("preset", preset)
     if method and given.get("method.name", method) != method:
         raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
-    name, entry = find_method(given.pop("method.name", method or DEFAULT_METHOD))
+    name, entry = find_method(given.pop("method.name", method or "capt"))
     if preset is not None:
         if str(preset) not in entry.presets:
             raise unknown(f"preset of {name}", str(preset), entry.presets, f"fedtailor show {name}")
         if other := entry.presets[str(preset)].get("method.name"):
             name, entry = find_method(other)
             preset = None
-    partition = str(given.pop("data.partition.name", DEFAULT_PARTITION))
+    partition = str(given.pop("data.partition.name", "dirichlet"))
     chosen = given.get("tuner.name", entry.tuner)
     layers = [entry.settings, entry.presets.get(str(preset), {})]
     if chosen != entry.tuner:  # what a recipe sets for the method's own tuner does not fit another
@@ -312,8 +308,7 @@ def dataset_names() -> list[str]:
 def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str, type[BaseModel]]:
     """An unknown key ends the run before it begins, with the nearest that exists, at any depth."""
     kinds = kinds_of(document, entry)
-    known = {key for group, kind in kinds.items() for key in fields_of(kind, group)}
-    known |= {f"{group}.name" for group in ("method", "tuner", "data.partition", *PARTS)}
+    known = {*OPTIONS, *(key for group, kind in kinds.items() for key in fields_of(kind, group))}
     groups = {key.rsplit(".", 1)[0] for key in known if "." in key}
     short = [key for key, full in SHORT.items() if full in known and key != "method"]
     short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
