@@ -27,9 +27,7 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
         if "seed" in settings:
             raise UserError("seed is given twice, as seed= and as --seed")
         settings["seed"] = seed
-    if method and method.endswith(".toml"):
-        return read_toml(Path(method), settings)
-    return make_run(method, settings)
+    return read_toml(Path(method), settings) if method and method.endswith(".toml") else make_run(method, settings)
 
 
 def new_folder(name: str) -> Path:

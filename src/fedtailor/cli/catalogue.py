@@ -15,14 +15,14 @@ from rich.text import Text
 
 from ..base.errors import unknown
 from ..core import FIXED, LOCAL
-from ..data import DATASETS
+from ..data import DATASETS, FORMS
 from ..data.partitions import PARTITIONS
 from ..evaluation.diagnostics import DIAGNOSTICS
 from ..methods import METHODS
 from ..methods.recipe import flat
 from ..settings.engines import ENGINES
 from ..settings.keys import SHORTER
-from ..settings.run import PARTS, dataset_names, fields_of, find_method, kinds_of, make_run
+from ..settings.run import PARTS, fields_of, find_method, kinds_of, make_run
 from ..tuners import TUNERS
 
 Facts = dict[str, Any]
@@ -54,7 +54,7 @@ def tuners() -> list[Facts]:
 def datasets() -> list[Facts]:
     notes = {"folder:PATH": "a folder of images, a sub-folder a class", "csv:PATH": "a table: path, label, split, site"}
     rows: list[Facts] = []
-    for name in dataset_names():
+    for name in (*DATASETS, *(f"{form}:PATH" for form in FORMS)):
         source = DATASETS.get(name)
         train, test = (source and source.sizes) or (None, None)
         tail = source.imbalance if source else 1.0

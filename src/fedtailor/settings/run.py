@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from ..base.errors import UserError, unknown
 from ..clip.load import BUNDLED
 from ..core import OWN, LocalTraining, Method, Tuner
-from ..data import DATASETS, FORMS, find_source
+from ..data import FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
 from ..data.partitions.base import Partition
@@ -228,13 +228,15 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     run = checked(Run, {**document, **made}, "")
     check_together(run, name, entry)
     # A run is resumed from wherever its user happens to be, so paths are kept whole.
+    path = Path(run.backbone.name).expanduser()
+    backbone = str(path.absolute()) if run.backbone.name != BUNDLED and path.exists() else run.backbone.name
     root = str(Path(run.data.root).expanduser().absolute()) if run.data.root else ""
     return run.model_copy(
         update={
             "rounds": run.rounds if entry.method.trains else 0,
             "threads": run.threads or torch.get_num_threads(),
             "record": choose(run.record, run.method.value, given=run.labels.name == GIVEN),
-            "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
+            "backbone": run.backbone.model_copy(update={"name": backbone}),
             "data": run.data.model_copy(update={"name": absolute_data(run.data.name), "root": root}),
         }
     )
@@ -243,11 +245,6 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
 def absolute_data(name: str) -> str:
     form, colon, path = name.partition(":")
     return f"{form}:{Path(path).expanduser().absolute()}" if colon and form in FORMS else name
-
-
-def absolute_backbone(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path.absolute()) if name != BUNDLED and path.exists() else name
 
 
 def check_together(run: Run, name: str, entry: Entry) -> None:
@@ -296,10 +293,6 @@ def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
             if key in keys and key not in own and keys.pop(key) != value:
                 raise UserError(f"{path} is of 0.1.0: its {key} is now a setting of {name}-released; run that instead")
     return make_run(settings=keys)
-
-
-def dataset_names() -> list[str]:
-    return [*DATASETS, *(f"{form}:PATH" for form in FORMS)]
 
 
 # --- which keys there are -------------------------------------------------------------------------------------------
