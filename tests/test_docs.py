@@ -14,7 +14,7 @@ import pytest
 import torch
 import typer
 
-from fedtailor.cli.app import app
+from fedtailor.cli import app
 from fedtailor.cli.arguments import run_of
 from fedtailor.client.job import Job
 from fedtailor.core.method import Method

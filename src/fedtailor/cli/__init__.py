@@ -1,7 +1,50 @@
-"""The command line."""
+"""The command line. Verbs import what they need when called: importing torch takes seconds."""
 
 from __future__ import annotations
 
-from .app import app, main
+import sys
+from typing import Annotated
 
-__all__ = ["app", "main"]
+import typer
+from rich.console import Console
+
+from ..base.errors import UserError
+from ..base.version import __version__
+from .compare import compare
+from .data import data_app
+from .flower import flower_app
+from .look import doctor, list_, show
+from .run import run
+
+app = typer.Typer(
+    name="fedtailor",
+    help="Tailor a frozen CLIP to many sites at once, without their images leaving them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (run, compare, show, doctor):
+    app.command()(verb)
+app.command("list")(list_)
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        sys.stdout.write(f"fedtailor {__version__}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), markup=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

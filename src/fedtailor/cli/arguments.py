@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +10,8 @@ import typer
 
 from ..base.errors import UserError
 
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[METHOD] [KEY=VALUE]...", help="a method or a run.toml, then settings")
-]
+METHOD_AND_SETTINGS = typer.Argument(metavar="[METHOD] [KEY=VALUE]...", help="a method or a run.toml, then settings")
+Words = Annotated[list[str] | None, METHOD_AND_SETTINGS]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout, nothing else")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
 
@@ -27,19 +27,13 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
         if "seed" in settings:
             raise UserError("seed is given twice, as seed= and as --seed")
         settings["seed"] = seed
-    if method and method.endswith(".toml"):
-        return read_toml(Path(method), settings)
-    return make_run(method, settings)
+    return read_toml(Path(method), settings) if method and method.endswith(".toml") else make_run(method, settings)
 
 
 def new_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2 and so on if that is taken."""
-    base = Path("runs") / name
-    folder, n = base, 1
-    while folder.exists():
-        n += 1
-        folder = base.with_name(f"{base.name}-{n}")
-    return folder
+    numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
+    return next(folder for folder in numbered if not folder.exists())
 
 
 def data_word(run: Any) -> str:

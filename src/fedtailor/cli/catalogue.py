@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,14 +15,15 @@ from rich.text import Text
 
 from ..base.errors import unknown
 from ..core import FIXED, LOCAL
-from ..data import DATASETS
+from ..data import DATASETS, FORMS
 from ..data.partitions import PARTITIONS
 from ..evaluation.diagnostics import DIAGNOSTICS
 from ..methods import METHODS
+from ..methods.recipe import flat
 from ..settings.engines import ENGINES
 from ..settings.keys import SHORTER
-from ..settings.run import GROUPS_OF_KEYS, PARTS, Run, dataset_names, find_method, make_run
-from ..tuners import TUNERS, tuner_names
+from ..settings.run import PARTS, fields_of, find_method, kinds_of, make_run
+from ..tuners import TUNERS
 
 Facts = dict[str, Any]
 
@@ -54,14 +54,12 @@ def tuners() -> list[Facts]:
 def datasets() -> list[Facts]:
     notes = {"folder:PATH": "a folder of images, a sub-folder a class", "csv:PATH": "a table: path, label, split, site"}
     rows: list[Facts] = []
-    for name in dataset_names():
+    for name in (*DATASETS, *(f"{form}:PATH" for form in FORMS)):
         source = DATASETS.get(name)
         train, test = (source and source.sizes) or (None, None)
         tail = source.imbalance if source else 1.0
         long_tail = "its own" if tail is None else None if tail == 1 else f"IF {tail:g}"
-        rows.append(
-            {"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")}
-        )  # fmt: skip
+        rows.append({"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")})
     return rows
 
 
@@ -72,52 +70,36 @@ def partitions() -> list[Facts]:
     ]
 
 
-def backbones() -> list[Facts]:
-    ideas = {
-        "bundled": "a small CLIP of our own, for first steps with the drawn dataset",
-        "owner/name": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
-        "PATH": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json",
-        "PATH.safetensors": "a state dict in OpenAI's layout, with tokenizer.json beside it",
-    }
-    return [{"name": name, "idea": idea} for name, idea in ideas.items()]
-
-
-def part(name: str, nothing: str) -> Callable[[], list[Facts]]:
+def part(name: str, nothing: str) -> list[Facts]:
     """What there is of a part that any method may be combined with."""
-
-    def rows() -> list[Facts]:
-        none, known = PARTS[name]
-        return [{"name": none, "settings": [], "idea": nothing}] + [
-            {"name": found, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
-            for found, kind in known.items()
-        ]
-
-    return rows
-
-
-def engines() -> list[Facts]:
-    return [{"name": name, "idea": entry.idea} for name, entry in ENGINES.items()]
-
-
-def diagnostics() -> list[Facts]:
-    return [
-        {"name": name, "needs": diagnostic.needs or None, "idea": first_line(diagnostic.measure)}
-        for name, diagnostic in DIAGNOSTICS.items()
+    none, known = PARTS[name]
+    return [{"name": none, "settings": [], "idea": nothing}] + [
+        {"name": found, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
+        for found, kind in known.items()
     ]
 
 
+BACKBONES = {
+    "bundled": "a small CLIP of our own, for first steps with the drawn dataset",
+    "owner/name": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
+    "PATH": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json",
+    "PATH.safetensors": "a state dict in OpenAI's layout, with tokenizer.json beside it",
+}
 KINDS: dict[str, Callable[[], list[Facts]]] = {
     "methods": methods,
     "tuners": tuners,
     "datasets": datasets,
     "partitions": partitions,
-    "backbones": backbones,
-    "labelers": part("labels", "the data's own labels"),
-    "rebalancers": part("rebalance", "gradients as they are"),
-    "servers": part("server", "the round's own result, for most methods the clients' average"),
-    "privacy": part("privacy", "updates as they are"),
-    "engines": engines,
-    "diagnostics": diagnostics,
+    "backbones": lambda: [{"name": name, "idea": idea} for name, idea in BACKBONES.items()],
+    "labelers": lambda: part("labels", "the data's own labels"),
+    "rebalancers": lambda: part("rebalance", "gradients as they are"),
+    "servers": lambda: part("server", "the round's own result, for most methods the clients' average"),
+    "privacy": lambda: part("privacy", "updates as they are"),
+    "engines": lambda: [{"name": name, "idea": entry.idea} for name, entry in ENGINES.items()],
+    "diagnostics": lambda: [
+        {"name": name, "needs": diagnostic.needs or None, "idea": first_line(diagnostic.measure)}
+        for name, diagnostic in DIAGNOSTICS.items()
+    ],
 }
 
 
@@ -189,67 +171,35 @@ MEANING = {
 def method(name: str) -> Facts:
     """Everything about a method; its settings by group, each with key, symbol, value and meaning."""
     name, entry = find_method(name)
-    run = make_run(name)
-    document = run.document()
-    parts = tuner_names(run.tuner.name)
-    kinds: list[type] = [entry.method, *(TUNERS[part] for part in parts)]
-    groups: dict[str, list[Facts]] = {
-        "method": list(settings(entry.method, "method.", document["method"], entry.method.short, without={"local"})),
-        "tuner": [
-            row
-            for part in parts
-            for row in settings(TUNERS[part], *(
-                ("tuner.", document["tuner"]) if len(parts) == 1 else (f"tuner.{part}.", document["tuner"][part])
-            ))
-        ],
-        "local": list(settings(type(run.local), "local.", document["local"])),
-    }  # fmt: skip
+    document = make_run(name).document()
+    values, kinds = flat(document), kinds_of(document, entry)
+    shorter = {f"method.{full}": f"method.{key}" for key, full in entry.method.short.items()} | SHORTER
+    groups: dict[str, list[Facts]] = {"method": [], "tuner": [], "local": []}
     for part, (none, known) in PARTS.items():
-        chosen = getattr(run, part).name
-        allowed_words = " | ".join([none, *known])
-        first = {"key": part, "symbol": "", "value": chosen, "allowed": allowed_words, "meaning": MEANING[part]}
-        groups[part] = [first, *(settings(known[chosen], f"{part}.", document[part]) if chosen in known else ())]
-        kinds += [known[chosen]] if chosen in known else []
-    partition = PARTITIONS[run.data.partition.name]
-    groups["run"] = list(settings(Run, "", document, without=GROUPS_OF_KEYS))
-    groups["data"] = list(settings(type(run.data), "data.", document["data"], without={"partition"}))
-    groups["data"] += settings(partition, "data.", document["data"]["partition"])
-    groups["backbone"] = list(settings(type(run.backbone), "backbone.", document["backbone"]))
+        words, value = " | ".join([none, *known]), document[part]["name"]
+        groups[part] = [{"key": part, "symbol": "", "value": value, "allowed": words, "meaning": MEANING[part]}]
+    groups |= {"run": [], "data": [], "backbone": []}
+    del kinds["plan"]  # tells of sites, not of methods
+    for group, kind in kinds.items():
+        groups[group.partition(".")[0] or "run"] += [
+            {
+                "key": shorter.get(key, key.replace("data.partition.", "data.")),
+                "symbol": field.title or "",
+                "value": values.get(key),
+                "allowed": allowed(field),
+                "meaning": field.description or "",
+            }
+            for key, field in fields_of(kind, group).items()
+        ]
+    told = [kind for group, kind in kinds.items() if group.partition(".")[0] in {"method", "tuner", *PARTS}]
     return {
         **next(row for row in methods() if row["name"] == name),
         "class": f"{entry.method.__module__}.{entry.method.__name__}",
-        "tuner": run.tuner.name,
-        "text": "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in kinds),
+        "tuner": document["tuner"]["name"],
+        "text": "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in told),
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }
-
-
-def settings(
-    kind: type[BaseModel],
-    prefix: str,
-    values: Mapping[str, Any],
-    short: Mapping[str, str] | None = None,
-    without: set[str] | None = None,
-) -> Iterator[Facts]:
-    """A row for each key of a settings class, under the shortest spelling that users may give it."""
-    shorter = {f"{prefix}{full}": f"{prefix}{key}" for key, full in (short or {}).items()} | SHORTER
-    for name, field in kind.model_fields.items():
-        key, value = prefix + name, values.get(name)
-        if name in (without or set()):
-            continue
-        if isinstance(value, Mapping):
-            assert isinstance(field.annotation, type)
-            nested = settings(field.annotation, f"{key}.", value)
-            yield from ({**row, "key": shorter.get(row["key"], row["key"])} for row in nested)
-            continue
-        yield {
-            "key": shorter.get(key, key),
-            "symbol": field.title or "",
-            "value": value,
-            "allowed": allowed(field),
-            "meaning": field.description or "",
-        }
 
 
 def allowed(field: FieldInfo) -> str:
@@ -267,25 +217,21 @@ def choices(kind: Any) -> list[str]:
 
 def method_page(facts: Facts) -> RenderableType:
     headline = f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
-    parts: list[RenderableType] = [headline, "", Text(unwrapped(facts["text"])), ""]
+    # Paragraphs and list items as one line each, to be wrapped as wide as the terminal is.
+    text = re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", facts["text"])
+    parts: list[RenderableType] = [headline, "", Text(text), ""]
     if facts["shares"]:
         parts += [Text("shares: " + cell(facts["shares"])), ""]
     headings = ("key", "symbol", "default", "allowed", "meaning")
-    for group, rows_ in facts["settings"].items():
-        if rows_:
+    for group, rows in facts["settings"].items():
+        if rows:
             out = Table(*headings, title=group, title_justify="left", show_edge=False)
-            for row in rows_:
-                values = (row["key"], row["symbol"], shown(row["value"]), row["allowed"], row["meaning"])
-                out.add_row(*map(Text, values))
+            for row in rows:
+                out.add_row(*(Text(shown(value)) if key == "value" else Text(value) for key, value in row.items()))
             parts += [out, ""]
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
-
-
-def unwrapped(text: str) -> str:
-    """A docstring's paragraphs and list items as one line each, to be wrapped as wide as the terminal is."""
-    return re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", text)
 
 
 def shown(value: Any) -> str:

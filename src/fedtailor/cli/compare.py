@@ -43,12 +43,10 @@ def compare(
         rows = [*(name for name in comparison_spec.every_method() if all_ and name not in rows), *rows]
         compared = comparison_spec.make_spec(rows, settings, seeds)
         folder = out or new_folder(f"compare-{data_word(compared.rows[0].run)}")
+        number, sort = number or "last", sort or ("overall" if all_ else None)
     with Comparing(enabled=not quiet) as progress:
         try:
-            by = sort or ("overall" if all_ else None)
-            result = comparison.compare(
-                compared, out=folder, number=number or "last", callback=progress, sort=by, jobs=jobs
-            )
+            result = comparison.compare(compared, out=folder, number=number, callback=progress, sort=sort, jobs=jobs)
         except KeyboardInterrupt:
             begun = (folder / comparison_spec.NOTE).is_file()
             told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -39,16 +40,21 @@ def examine() -> list[Finding]:
         Finding("torchvision", f"{'installed' if find_spec('torchvision') else 'not installed'}; not needed here"),
         cache(),
         Finding("data folder", str(default_root())),
-        *datasets(),
+        # Each dataset is opened once: its long-tailed version is made from the same files.
+        *(dataset(name) for name in DATASETS if not name.endswith("-lt") or name.removesuffix("-lt") not in DATASETS),
     ]
 
 
-def bundled() -> Finding:
+def tried(what: str, look: Callable[[], str], verdict: str) -> Finding:
+    """What is found; that verdict, if it tells of an error."""
     try:
-        checkpoint = load("bundled")
+        return Finding(what, look())
     except UserError as error:
-        return Finding("bundled CLIP", str(error), "bad")
-    return Finding("bundled CLIP", f"loads, weights {checkpoint.digest[:12]}")
+        return Finding(what, str(error), verdict)
+
+
+def bundled() -> Finding:
+    return tried("bundled CLIP", lambda: f"loads, weights {load('bundled').digest[:12]}", "bad")
 
 
 def extras() -> list[Finding]:
@@ -76,18 +82,12 @@ def cache() -> Finding:
         return Finding(kept.what, str(error), "bad")
 
 
-def datasets() -> list[Finding]:
-    """Each dataset, opened once: its long-tailed version is made from the same files."""
-    found = []
-    for name, source in DATASETS.items():
-        if name.endswith("-lt") and name.removesuffix("-lt") in DATASETS:
-            continue
-        try:
-            dataset = source.load(default_root())
-            found.append(Finding(f"data {name}", f"{len(dataset.train)} training and {len(dataset.test)} test images"))
-        except UserError as error:
-            found.append(Finding(f"data {name}", str(error), "note"))
-    return found
+def dataset(name: str) -> Finding:
+    def count() -> str:
+        found = DATASETS[name].load(default_root())
+        return f"{len(found.train)} training and {len(found.test)} test images"
+
+    return tried(f"data {name}", count, "note")
 
 
 def table(findings: list[Finding]) -> Table:

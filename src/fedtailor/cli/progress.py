@@ -19,18 +19,10 @@ from ..simulation.loop import RoundRecord
 class Progress(Callback):
     def __init__(self, enabled: bool) -> None:
         console = Console(stderr=True)
-        self.bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not enabled or not console.is_terminal,
-            transient=True,
-        )
+        work = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
+        time = TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        disable = not enabled or not console.is_terminal
+        self.bars = Bars(*work, *time, console=console, disable=disable, transient=True)
         self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -48,9 +40,8 @@ class Progress(Callback):
             self.bars.remove_task(self.tasks.pop(what))
 
     def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
-        name, rounds = experiment.run.method.name, experiment.rounds
-        if rounds:
-            note = f"zero-shot {zero_shot.overall:.1f}%"
+        if rounds := experiment.rounds:
+            name, note = experiment.run.method.name, f"zero-shot {zero_shot.overall:.1f}%"
             self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=note)
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,16 +30,14 @@ def run(
     if resume:
         if words or out or seed is not None:
             raise UserError("--resume takes all settings from the run's folder; give no others")
-        folder = resume
+        folder, go = resume, partial(execute.resume, resume)
     else:
         settings = run_of(words or [], seed)
         folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
+        go = partial(execute.run, settings, out=folder)
     with Progress(enabled=not quiet) as progress:
         try:
-            if resume:
-                result = execute.resume(folder, callback=progress)
-            else:
-                result = execute.run(settings, out=folder, callback=progress)
+            result = go(callback=progress)
         except KeyboardInterrupt:
             begun = (folder / "run.toml").is_file()
             told = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..evaluation.metrics import METRICS
@@ -37,10 +37,8 @@ def comparison_table(summary: dict[str, Any]) -> RenderableType:
     """For the terminal, from what `fedtailor compare --json` prints."""
     parts: list[RenderableType] = []
     for part, heading in SECTIONS.items():
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("", overflow="fold")
-        for column in columns(part):
-            table.add_column(column, justify="right", no_wrap=True)
+        headings = Column(overflow="fold"), *(Column(name, justify="right", no_wrap=True) for name in columns(part))
+        table = Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for row, cells in section(summary, part):
             table.add_row(Text(row["title"]), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
         parts += [Text(heading, style="italic"), table, ""]
@@ -49,13 +47,12 @@ def comparison_table(summary: dict[str, Any]) -> RenderableType:
 
 def markdown(summary: dict[str, Any]) -> str:
     """The same as a page, with command, versions and settings."""
-    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     same = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in summary["same"].items()]
     lines = [
         f"# {summary['same']['data']}: {', '.join(row['title'] for row in summary['rows'])}",
         "",
         f"* {summary['date']}: `{summary['command']}`",
-        f"* {versions}",
+        "* " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         f"* seeds {', '.join(map(str, summary['seeds']))}, and for every row `{' '.join(same)}`",
         "",
         f"{caption(summary)}.",
@@ -79,11 +76,11 @@ def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], li
     """Each row with its cells: the best first by the column to sort by, if any, else in the order given."""
     rows = summary["rows"]
     lines: list[tuple[dict[str, Any], list[Cell]]] = [(row, []) for row in rows]
-    for name, metric in METRICS.items():
-        if metric.compared:
-            spreads = [row[part][name] for row in rows]
-            for (_, cells), spread, mark in zip(lines, spreads, marks([s["mean"] for s in spreads]), strict=True):
-                cells.append(Cell(with_error(spread), mark))
+    for name in (name for name, metric in METRICS.items() if metric.compared):
+        spreads = [row[part][name] for row in rows]
+        for (_, cells), spread, mark in zip(lines, spreads, marks([s["mean"] for s in spreads]), strict=True):
+            error = "" if spread["std"] is None else f"±{spread['std']:.2f}"
+            cells.append(Cell(percent(spread["mean"]) + error, mark))
     if part == "global":
         for row, cells in lines:
             up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
@@ -91,10 +88,6 @@ def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], li
     if by := summary.get("sort"):
         lines = sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
     return lines
-
-
-def with_error(spread: dict[str, float | None]) -> str:
-    return percent(spread["mean"]) + ("" if spread["std"] is None else f"±{spread['std']:.2f}")
 
 
 def marks(means: Sequence[float | None]) -> list[str]:

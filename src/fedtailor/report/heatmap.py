@@ -69,16 +69,12 @@ class TerminalHeatmap:
         room = max(options.max_width - margin, 1)
         per_column, per_row = -(-C // room), -(-K // ROWS)
         cells = binned(binned(self.counts, per_row).T, per_column).T
-        wide = max(1, min(3, room // cells.shape[1]))
-        top = max(int(cells.max()), 1)
+        wide, top = max(1, min(3, room // cells.shape[1])), max(int(cells.max()), 1)
         for row, level in enumerate(shade(cells, top)):
-            line = Text(f"client {row * per_row}".ljust(margin))
-            for value in level:
-                line.append(SHADES[value] * wide, style=COLOURS[value])
-            yield line
-        first, last = "class 0", f"class {C - 1}"
-        gap = cells.shape[1] * wide - len(first) - len(last)
-        yield Text(" " * margin + (first + " " * gap + last if gap > 0 else f"classes 0–{C - 1}"))
+            blocks = ((SHADES[value] * wide, COLOURS[value]) for value in level)
+            yield Text.assemble(f"client {row * per_row}".ljust(margin), *blocks)
+        last = f"class {C - 1}".rjust(cells.shape[1] * wide - len("class 0"))
+        yield Text(" " * margin + (f"class 0{last}" if last[0] == " " else f"classes 0–{C - 1}"))
         yield legend(top)
         if per_column > 1:
             yield Text(f"each column is the sum of {per_column} classes: {C} do not fit into {room} columns")
@@ -113,10 +109,8 @@ def save_heatmap(counts: Indices, path: Path) -> None:
     K, C = counts.shape
     figure = Figure(figsize=(min(4 + 0.16 * C, 14), min(1.6 + 0.22 * K, 12)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    top = max(int(counts.max()), 2)
-    image = axes.imshow(
-        np.ma.masked_equal(counts, 0), cmap="viridis_r", norm=LogNorm(1, top), aspect="auto", interpolation="nearest"
-    )
+    shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(int(counts.max()), 2))
+    image = axes.imshow(shown, cmap="viridis_r", norm=norm, aspect="auto", interpolation="nearest")
     axes.set(xlabel="class", ylabel="client")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..evaluation.metrics import METRICS
 
@@ -22,10 +22,9 @@ def gain(value: float | None, base: float | None) -> str:
 
 def result_table(summary: dict[str, Any]) -> Table:
     """Zero-shot against tuned: one model for all on the whole test set, and each client's on its own part."""
-    table = Table(title=f"{summary['method']} on {summary['data']}, test accuracy in %", title_justify="left")
-    table.add_column("")
-    for metric in METRICS.values():
-        table.add_column(metric.heading, justify="right")
+    headings = (Column(metric.heading, justify="right") for metric in METRICS.values())
+    title = f"{summary['method']} on {summary['data']}, test accuracy in %"
+    table = Table("", *headings, title=title, title_justify="left")
     trained = summary["rounds"] > 0
     for title, key in (("global", "zero_shot"), ("personal", "zero_shot_personal")):
         # A folder may be older than a metric.

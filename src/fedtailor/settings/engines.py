@@ -6,21 +6,16 @@ need packages that the rest does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class EngineEntry:
+class EngineEntry(NamedTuple):
     module: str
     idea: str
     remote: bool = False  # whether clients are in other processes, and keep what is theirs to themselves
 
 
 ENGINES = {
-    "local": EngineEntry(
-        "fedtailor.simulation.local", "The meaning of an engine: a loop over the cohort, in this process."
-    ),
-    "flower": EngineEntry(
-        "fedtailor.flower.simulation", "Flower's simulation: clients in other processes, by Ray.", True
-    ),
+    "local": EngineEntry("fedtailor.simulation.local", "A loop over the cohort, in this process; others equal it."),
+    "flower": EngineEntry("fedtailor.flower.simulation", "Flower's simulation: clients in processes of Ray.", True),
 }

@@ -1,15 +1,19 @@
-"""Keys and values as users write them: short and long spellings, words of a command line, TOML documents."""
+"""Keys and values as users write them: spellings, words of a command line, TOML documents; and what is wrong."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..base.errors import UserError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ..base.errors import UserError, unknown
 from ..methods.recipe import flat
 
+T = TypeVar("T")
 PARTS = ("labels", "rebalance", "server", "privacy")  # what any method may be combined with
 
 # Short spellings, on the command line and in Python. A method may have more of its own (Method.short).
@@ -40,6 +44,11 @@ def put(document: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(document.get(last), dict):
         raise UserError(f"{key} is given as a value and as a group of keys")
     document[last] = value
+
+
+def at(document: Mapping[str, Any], key: str) -> Any:
+    """What stands under a dotted key; if nothing, an empty group."""
+    return reduce(lambda group, part: group.get(part, {}), key.split("."), document)
 
 
 def parse(words: Iterable[str]) -> dict[str, Any]:
@@ -82,3 +91,35 @@ def with_changes(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
         if given.get(name, written.get(name)) != written.get(name):
             written = {key: value for key, value in written.items() if key == name or not key.startswith(group)}
     return {**written, **given}
+
+
+def checked(kind: type[T], values: Any, where: str) -> T:
+    """An object of that class; an error names the key under `where` that is wrong, and what was got."""
+    try:
+        made = TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = (where + ".".join(written(problem["loc"], values))).rstrip(".")
+        if problem["type"] == "extra_forbidden" and issubclass(kind, BaseModel):
+            raise unknown("key", key, [where + field for field in kind.model_fields]) from error
+        told = problem["msg"].removeprefix("Value error, ")
+        several = isinstance(values, Mapping) and not problem["loc"]  # keys that do not go together
+        got = "" if several else f", got {problem['input']!r}"
+        raise UserError(f"{key}: {told[0].lower()}{told[1:]}{got}") from error
+    for key, value in flat(values).items() if isinstance(values, Mapping) else ():
+        # Python takes True for 1; a user who writes true does not mean 1.
+        if isinstance(value, bool) and not isinstance(reduce(getattr, key.split("."), made), bool):
+            raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
+    return made
+
+
+def written(place: Sequence[int | str], values: Any) -> list[str]:
+    """The keys of a place as the user wrote them; pydantic adds the kind of value that it tried last."""
+    found: list[str] = []
+    for part in place:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif found and not isinstance(part, int):
+            break
+        found.append(str(part))
+    return found

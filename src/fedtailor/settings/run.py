@@ -7,19 +7,20 @@ value checked before any work begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_origin
 
 import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+from pydantic.fields import FieldInfo
 
 from ..base.errors import UserError, unknown
 from ..clip.load import BUNDLED
 from ..core import OWN, LocalTraining, Method, PrivacyStep, Rebalancer, Tuner
-from ..data import DATASETS, FORMS, find_source
+from ..data import FORMS, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
 from ..data.partitions.base import Partition
@@ -34,22 +35,17 @@ from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
-from .checks import checked
 from .engines import ENGINES
-from .keys import SHORT, full_keys, put, read_document, with_changes
-from .round_policy import RoundPolicy
+from .keys import OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
 
 GIVEN = "given"  # labels as the data has them
-NONE = "none"
 # What any method may be combined with: the name that stands for nothing of the kind, and all others.
 PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "labels": (GIVEN, LABELERS),
-    "rebalance": (NONE, REBALANCERS),
+    "rebalance": ("none", REBALANCERS),
     "server": (AVERAGE, SERVER_OPTIMIZERS),
-    "privacy": (NONE, PRIVACY),
+    "privacy": ("none", PRIVACY),
 }
-DEFAULT_METHOD = "capt"
-DEFAULT_PARTITION = "dirichlet"
 
 T = TypeVar("T")
 
@@ -84,8 +80,7 @@ class Data(Strict):
     preprocess: Literal["clip", "paper"] = Field("clip", description="paper: as CAPT's and FedPuReL's codes do")
     server: Annotated[float, Field(ge=0, lt=1)] | Literal["test"] = Field(
         0.0,
-        description="part of the training set that the server holds to validate on; test: the test set (a leak, for "
-        "parity with released codes only)",
+        description="part of the training set that the server validates on; test: the test set (a leak, for parity)",
     )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
@@ -95,6 +90,18 @@ class Backbone(Strict):
     name: str = Field(BUNDLED, description="bundled, a hub id owner/name, a folder, or a .safetensors file")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the frozen towers; trainables are fp32")
+
+
+class RoundPolicy(Strict):
+    """What a round does about clients that are late, gone or wrong. Clients in this process never are."""
+
+    deadline: float = Field(3600.0, gt=0, allow_inf_nan=False, description="seconds a pass; who is later is left out")
+    quorum: float = Field(1.0, gt=0, le=1, description="part of the clients that must answer, or the round is repeated")
+    oversample: float = Field(0.0, ge=0, le=10, description="so much more are asked (0.5: half more); the first count")
+    tries: int = Field(3, ge=1, description="of a round that lacks its quorum, before the run stops")
+    lost: Literal["stop", "anew"] = Field("stop", description="a client has lost its state: stop, or let it begin anew")
+    updates: Literal["fp32", "fp16", "int8"] = Field("fp32", description="what clients send up, in how many bits")
+    limit: float = Field(256.0, gt=0, allow_inf_nan=False, description="MB; a longer answer is not taken")
 
 
 class Run(Strict):
@@ -135,7 +142,7 @@ class Run(Strict):
         return tomli_w.dumps(self.document())
 
 
-GROUPS_OF_KEYS = {"method", "local", "tuner", "data", "backbone", "plan", *PARTS}  # keys that stand before a dot
+GROUPS_OF_KEYS = (LocalTraining, Data, Backbone, RoundPolicy)  # and whatever is Chosen
 
 
 def plain(value: Any) -> Any:
@@ -152,14 +159,14 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     preset = given.pop("preset", preset)
     if method and given.get("method.name", method) != method:
         raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
-    name, entry = find_method(given.pop("method.name", method or DEFAULT_METHOD))
+    name, entry = find_method(given.pop("method.name", method or "capt"))
     if preset is not None:
         if str(preset) not in entry.presets:
             raise unknown(f"preset of {name}", str(preset), entry.presets, f"fedtailor show {name}")
         if other := entry.presets[str(preset)].get("method.name"):
             name, entry = find_method(other)
             preset = None
-    partition = str(given.pop("data.partition.name", DEFAULT_PARTITION))
+    partition = str(given.pop("data.partition.name", "dirichlet"))
     chosen = given.get("tuner.name", entry.tuner)
     layers = [entry.settings, entry.presets.get(str(preset), {})]
     if chosen != entry.tuner:  # what a recipe sets for the method's own tuner does not fit another
@@ -190,51 +197,52 @@ def partition_key(key: str, partition: str) -> str:
 
 def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     """Check every name and value, and make the objects that they stand for."""
-    check_keys(document, name, entry)
+    kinds = check_keys(document, name, entry)
 
-    def group(key: str) -> Any:
-        """A group of keys, without the name in it."""
-        found = document.get(key, {})
-        return {k: v for k, v in found.items() if k != "name"} if isinstance(found, dict) else found
+    def make(group: str, **more: Any) -> Any:
+        given = at(document, group)
+        if isinstance(given, Mapping):
+            given = {key: value for key, value in given.items() if key in kinds[group].model_fields} | more
+        return checked(kinds[group], given, f"{group}.")
 
-    tuner_name, local = str(document["tuner"]["name"]), checked(LocalTraining, document.get("local", {}), "local.")
-    method = checked(entry.method, {**group("method"), "local": local}, "method.")
-    data = document.get("data", {})
-    partition, source = data["partition"]["name"], find_source(checked(str, data.get("name", "drawn-lt"), "data.name"))
-    options = {k: v for k, v in data["partition"].items() if k != "name"}
-    made = checked(PARTITIONS[partition], options, "data.partition.")
-    given = {"imbalance": source.imbalance, **data, "partition": Chosen(partition, made)}
-    scalars = {key: value for key, value in document.items() if key not in GROUPS_OF_KEYS}
-    run = checked(
-        Run,
-        {
-            **scalars,
-            "method": Chosen(name, method),
-            "local": local,
-            "tuner": Chosen(tuner_name, make_tuner(tuner_name, group("tuner"))),
-            **{part: make_part(part, document.get(part, {})) for part in PARTS},
-            "data": checked(Data, {k: v for k, v in given.items() if v is not None}, "data."),
-            "backbone": checked(Backbone, document.get("backbone", {}), "backbone."),
-            "plan": checked(RoundPolicy, document.get("plan", {}), "plan."),
-        },
-        "",
-    )
+    def chosen(group: str, none: str = "") -> Chosen[Any]:
+        return Chosen(str(at(document, group).get("name", none)), make(group) if group in kinds else None)
+
+    local = make("local")
+    source = find_source(checked(str, document["data"].get("name", "drawn-lt"), "data.name"))
+    data = {"imbalance": source.imbalance, **document["data"]}
+    document["data"] = {key: value for key, value in data.items() if value is not None}
+    tuner = str(document["tuner"]["name"])
+    parts = tuple(make(f"tuner.{part}") for part in tuner.split("+")) if "+" in tuner else ()
+    made = {
+        "local": local,
+        "method": Chosen(name, make("method", local=local)),
+        "tuner": Chosen(tuner, Join(parts=parts) if parts else make("tuner")),
+        **{part: chosen(part, none) for part, (none, _) in PARTS.items()},
+        "data": make("data", partition=chosen("data.partition")),
+        "backbone": make("backbone"),
+        "plan": make("plan"),
+    }
+    run = checked(Run, {**document, **made}, "")
     check_together(run, name, entry)
+    # A run is resumed from wherever its user happens to be, so paths are kept whole.
+    path = Path(run.backbone.name).expanduser()
+    backbone = str(path.absolute()) if run.backbone.name != BUNDLED and path.exists() else run.backbone.name
+    root = str(Path(run.data.root).expanduser().absolute()) if run.data.root else ""
     return run.model_copy(
         update={
-            "rounds": run.rounds if method.trains else 0,
+            "rounds": run.rounds if entry.method.trains else 0,
             "threads": run.threads or torch.get_num_threads(),
-            "record": choose(run.record, method, given=run.labels.name == GIVEN),
-            # A run is resumed from wherever its user happens to be, so paths are kept whole.
-            "backbone": run.backbone.model_copy(update={"name": absolute_backbone(run.backbone.name)}),
-            "data": run.data.model_copy(
-                update={
-                    "name": absolute_data(run.data.name),
-                    "root": str(Path(run.data.root).expanduser().absolute()) if run.data.root else "",
-                }
-            ),
+            "record": choose(run.record, run.method.value, given=run.labels.name == GIVEN),
+            "backbone": run.backbone.model_copy(update={"name": backbone}),
+            "data": run.data.model_copy(update={"name": absolute_data(run.data.name), "root": root}),
         }
     )
+
+
+def absolute_data(name: str) -> str:
+    form, colon, path = name.partition(":")
+    return f"{form}:{Path(path).expanduser().absolute()}" if colon and form in FORMS else name
 
 
 def check_together(run: Run, name: str, entry: Entry) -> None:
@@ -260,32 +268,6 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
 
 
-def make_tuner(name: str, options: Mapping[str, Any]) -> Tuner:
-    """A tuner by name; of a join, options stand under their part's name: {"lora": {"rank": 4}}."""
-    parts = tuner_names(name)
-    if len(parts) == 1:
-        return checked(TUNERS[name], options, "tuner.")
-    return Join(parts=tuple(checked(TUNERS[part], options.get(part, {}), f"tuner.{part}.") for part in parts))
-
-
-def make_part(part: str, given: Mapping[str, Any]) -> Chosen[Any]:
-    none, known = PARTS[part]
-    name = str(given.get("name", none))
-    if name == none:
-        return Chosen(none, None)
-    return Chosen(name, checked(known[name], {k: v for k, v in given.items() if k != "name"}, f"{part}."))
-
-
-def absolute_data(name: str) -> str:
-    form, colon, path = name.partition(":")
-    return f"{form}:{Path(path).expanduser().absolute()}" if colon and form in FORMS else name
-
-
-def absolute_backbone(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path.absolute()) if name != BUNDLED and path.exists() else name
-
-
 # Settings of 0.1.0 that only the released variants of methods still have, with the value that meant nothing.
 ONLY_RELEASED = {
     "local.carry": "no",
@@ -304,23 +286,20 @@ def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
     keys = with_changes(document, settings or {})
     if str(about.get("version", "")).startswith("0.1."):
         name, entry = find_method(keys["method.name"])
-        own = set(keys_of(entry.method, "method.", without="local"))
+        own = set(fields_of(entry.method, "method"))
         for key, value in ONLY_RELEASED.items():
             if key in keys and key not in own and keys.pop(key) != value:
                 raise UserError(f"{path} is of 0.1.0: its {key} is now a setting of {name}-released; run that instead")
     return make_run(settings=keys)
 
 
-def dataset_names() -> list[str]:
-    return [*DATASETS, *(f"{form}:PATH" for form in FORMS)]
-
-
 # --- which keys there are -------------------------------------------------------------------------------------------
 
 
-def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> None:
+def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str, type[BaseModel]]:
     """An unknown key ends the run before it begins, with the nearest that exists, at any depth."""
-    known = set(known_keys(document, entry))
+    kinds = kinds_of(document, entry)
+    known = {*OPTIONS, *(key for group, kind in kinds.items() for key in fields_of(kind, group))}
     groups = {key.rsplit(".", 1)[0] for key in known if "." in key}
     short = [key for key, full in SHORT.items() if full in known and key != "method"]
     short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
@@ -328,40 +307,33 @@ def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> None:
     for key in flat(document):
         if key not in known and key not in groups:
             raise unknown("key", key, [*known, *short], f"fedtailor show {name}")
+    return kinds
 
 
-def known_keys(document: Mapping[str, Any], entry: Entry) -> Iterable[str]:
-    yield from (name for name in Run.model_fields if name not in GROUPS_OF_KEYS)
-    yield from (f"{group}.name" for group in ("method", "tuner", "data.partition", *PARTS))
-    yield from keys_of(entry.method, "method.", without="local")
-    groups: dict[str, type[BaseModel]] = {
-        "local": LocalTraining,
-        "data": Data,
-        "backbone": Backbone,
-        "plan": RoundPolicy,
-    }
-    for group, kind in groups.items():
-        yield from keys_of(kind, f"{group}.", without="partition")
-    parts = tuner_names(str(document["tuner"]["name"]))
-    for part in parts:
-        yield from keys_of(TUNERS[part], "tuner." if len(parts) == 1 else f"tuner.{part}.")
+def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseModel]]:
+    """The class that each group of keys belongs to."""
+    tuners = tuner_names(str(document["tuner"]["name"]))
+    kinds: dict[str, type[BaseModel]] = {"": Run, "method": entry.method, "local": LocalTraining}
+    kinds |= {"tuner" if len(tuners) == 1 else f"tuner.{name}": TUNERS[name] for name in tuners}
     for part, (none, known) in PARTS.items():
-        given = document.get(part, {})
-        chosen = str(given.get("name", none)) if isinstance(given, Mapping) else none
-        if chosen != none and chosen not in known:
-            raise unknown(part, chosen, [none, *known])
+        chosen = str(document.get(part, {}).get("name", none))
         if chosen in known:
-            yield from keys_of(known[chosen], f"{part}.")
+            kinds[part] = known[chosen]
+        elif chosen != none:
+            raise unknown(part, chosen, [none, *known])
     partition = str(document["data"]["partition"]["name"])
     if partition not in PARTITIONS:
         raise unknown("partition", partition, PARTITIONS, "fedtailor list partitions")
-    yield from keys_of(PARTITIONS[partition], "data.partition.")
+    return kinds | {"data": Data, "data.partition": PARTITIONS[partition], "backbone": Backbone, "plan": RoundPolicy}
 
 
-def keys_of(kind: type[BaseModel], prefix: str, without: str = "") -> Iterable[str]:
-    """The keys of a settings class, nested ones too."""
+def fields_of(kind: type[BaseModel], group: str) -> dict[str, FieldInfo]:
+    """The keys of a class, nested ones too, without those that are groups of their own."""
+    found: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) and name != without:
-            yield from keys_of(field.annotation, f"{prefix}{name}.")
-        elif name != without:
-            yield prefix + name
+        key, its = f"{group}.{name}".removeprefix("."), field.annotation
+        if isinstance(its, type) and issubclass(its, BaseModel) and its not in GROUPS_OF_KEYS:
+            found |= fields_of(its, key)
+        elif get_origin(its) is not Chosen and its not in GROUPS_OF_KEYS:
+            found[key] = field
+    return found

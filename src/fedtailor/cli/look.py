@@ -1,0 +1,40 @@
+"""`fedtailor list`, `fedtailor show` and `fedtailor doctor`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .arguments import Json
+from .output import emit, waiting
+
+KINDS = "methods, tuners, labelers, rebalancers, servers, datasets, partitions, backbones, engines, diagnostics"
+
+
+def list_(what: Annotated[str, typer.Argument(metavar="WHAT", help=KINDS)] = "methods", as_json: Json = False) -> None:
+    """List methods, tuners and whatever else can be chosen."""
+    with waiting("starting"):
+        from . import catalogue
+    rows = catalogue.rows(what)
+    emit(rows) if as_json else Console().print(catalogue.table(rows))
+
+
+def show(method: Annotated[str, typer.Argument(help="fedtailor list methods")], as_json: Json = False) -> None:
+    """Show a method: its paper, what it shares, and all its settings with symbols, defaults and equations."""
+    with waiting("starting"):
+        from . import catalogue
+    facts = catalogue.method(method)
+    emit(facts) if as_json else Console().print(catalogue.method_page(facts))
+
+
+def doctor(as_json: Json = False) -> None:
+    """Look at this installation: versions, device, folders, datasets found, the bundled CLIP; exit code 1 if unfit."""
+    with waiting("looking around"):
+        from .installation import examine, table
+
+        findings = examine()
+    emit([vars(finding) for finding in findings]) if as_json else Console().print(table(findings))
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(1)
