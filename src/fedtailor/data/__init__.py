@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -15,25 +16,19 @@ from .dataset import Dataset
 from .datasets import cifar, drawn, fashion, folder, published, table
 from .longtail import by_class, profile, thin
 
-Loader = Callable[[Path], Dataset]
-
 
 @dataclass(frozen=True)
 class Source:
     """How a dataset is opened. `imbalance` is its long tail unless told otherwise; None: it has one of its own."""
 
-    load: Loader
+    load: Callable[[Path], Dataset]
     imbalance: float | None = 1.0
     sizes: tuple[int, int] | None = None  # training and test pictures as published, before any thinning
 
 
-def embedded(_: Path) -> Dataset:
-    return drawn.drawn()  # always the same pictures: a run's seed thins them and deals them out
-
-
 DATASETS: dict[str, Source] = {
-    "drawn": Source(embedded),
-    "drawn-lt": Source(embedded, imbalance=100),
+    "drawn": Source(lambda _: drawn.drawn()),  # always the same pictures: a run's seed thins them and deals them out
+    "drawn-lt": Source(lambda _: drawn.drawn(), imbalance=100),
     "cifar10": Source(cifar.cifar10, sizes=(50_000, 10_000)),
     "cifar10-lt": Source(cifar.cifar10, imbalance=100, sizes=(50_000, 10_000)),
     "cifar100": Source(cifar.cifar100, sizes=(50_000, 10_000)),
@@ -57,32 +52,31 @@ def default_root() -> Path:
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fedtailor")) / "data"
 
 
-def find_source(name: str) -> Source:
+def find_source(name: str, **options: Any) -> Source:
+    """`options` are for the loaders of a user's own pictures."""
     form, colon, path = name.partition(":")
     if colon and form in FORMS:
-        load = FORMS[form]
-        return Source(lambda _: load(Path(path).expanduser()))
+        return Source(lambda _: FORMS[form](Path(path).expanduser(), **options))
     if name not in DATASETS:
         raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
 
 
-def open_dataset(name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0) -> Dataset:
+def open_dataset(
+    name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0, **options: Any
+) -> Dataset:
     """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own."""
-    source = find_source(name)
+    source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
     if source.imbalance is None and imbalance not in (None, 1):
         raise UserError(f"{name} brings its own long tail, so imbalance={imbalance} cannot be set; leave imbalance out")
     dataset = replace(source.load(root or default_root()), name=name)
-    factor = imbalance or source.imbalance or 1
-    return dataset if factor == 1 else long_tailed(dataset, factor, seed)
-
-
-def long_tailed(dataset: Dataset, imbalance: float, seed: int) -> Dataset:
+    factor, C = imbalance or source.imbalance or 1, len(dataset.classes)
+    if factor == 1:
+        return dataset
     if dataset.train.labels is None:
-        raise UserError(f"imbalance={imbalance}: the training pictures of {dataset.name} have no labels to thin by")
-    C = len(dataset.classes)
-    counts = by_class(profile(len(dataset.train) / C, C, imbalance), dataset.order)
+        raise UserError(f"imbalance={factor}: the training pictures of {name} have no labels to thin by")
+    counts = by_class(profile(len(dataset.train) / C, C, factor), dataset.order)
     kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
     return replace(dataset, train=dataset.train.subset(kept))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ..base.errors import UserError
 from . import default_root, find_source
 from .dataset import histogram
@@ -36,9 +38,8 @@ def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
         elif len(split) == 0:
             yield CheckStep(0, total, f"{name} has no {what} pictures")
         if split.labels is not None and len(split):
-            counts = histogram(split.labels, len(dataset.classes))
-            absent = [c for c, count in zip(dataset.classes, counts, strict=True) if count == 0]
-            yield from (CheckStep(0, total, f"no {what} picture of {c!r}") for c in absent)
+            for label in np.flatnonzero(histogram(split.labels, len(dataset.classes)) == 0):
+                yield CheckStep(0, total, f"no {what} picture of {dataset.classes[label]!r}")
     everything = [(split, index) for split in parts.values() for index in range(len(split))]
     for done, (split, index) in enumerate(everything, 1):
         try:

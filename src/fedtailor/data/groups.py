@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from .dataset import Indices
 
+NOBODY: Indices = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -18,12 +20,11 @@ class Groups:
     head: Indices
     mid: Indices
     tail: Indices
-    unknown: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+    unknown: Indices = field(default_factory=lambda: NOBODY)
 
     @classmethod
     def of_unlabelled(cls, classes: int) -> Groups:
-        none = np.empty(0, np.int64)
-        return cls(none, none, none, np.arange(classes))
+        return cls(NOBODY, NOBODY, NOBODY, np.arange(classes))
 
     @property
     def classes(self) -> int:
@@ -46,27 +47,20 @@ def split(head: NDArray[np.bool_], mid: NDArray[np.bool_]) -> Groups:
     return Groups(np.flatnonzero(head), np.flatnonzero(mid & ~head), np.flatnonzero(~head & ~mid))
 
 
-def running_total(counts: Indices) -> Indices:
-    """(C,) pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger."""
-    order = np.argsort(-counts, kind="stable")
-    total = np.empty_like(counts)
-    total[order] = np.cumsum(counts[order])
-    return total
-
-
 @dataclass(frozen=True)
 class Cumulative:
     """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`.
-
-    FedLoGe: the class that crosses a line still belongs to the larger group.
-    """
+    FedLoGe: the class that crosses a line still belongs to the larger group."""
 
     head: float = 0.75
     mid: float = 0.95
     crossing: bool = False
 
     def __call__(self, counts: Indices) -> Groups:
-        total = running_total(counts)
+        # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
+        order = np.argsort(-counts, kind="stable")
+        total = np.empty_like(counts)
+        total[order] = np.cumsum(counts[order])
         lines = (part * counts.sum() for part in (self.head, self.mid))
         return split(*(total - counts < line if self.crossing else total <= line for line in lines))
 

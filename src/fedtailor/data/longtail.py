@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dataset import Indices
+from .dataset import Indices, by_label
 
 # The legacy generator is for replaying published constructions draw by draw.
 Rng = np.random.Generator | np.random.RandomState
@@ -27,9 +27,5 @@ def by_class(counts: Indices, order: tuple[int, ...] | None) -> Indices:
 
 def thin(labels: Indices, counts: Indices, rng: Rng) -> Indices:
     """The first `counts[c]` of each class after a shuffle, class after class. A class that has fewer keeps them all."""
-    kept = []
-    for label, count in enumerate(counts):
-        members = np.flatnonzero(labels == label)
-        rng.shuffle(members)
-        kept.append(members[:count])
-    return np.concatenate(kept)
+    classes = zip(by_label(labels, len(counts)), counts, strict=True)
+    return np.concatenate([rng.permutation(members)[:count] for members, count in classes])
