@@ -17,6 +17,7 @@ from ..base.errors import UserError
 from .preprocess import AS_CLIP, PaperPreprocess, Pixels
 
 Indices = NDArray[np.int64]
+Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
 NO_PICTURE = "no picture at {}; put it there or take it out of the list"
 
 
@@ -110,9 +111,7 @@ class Split:
             if values is None:
                 continue
             if values.dtype != np.int64 or values.shape != (len(self),):
-                raise ValueError(
-                    f"{what} must be int64, one per picture ({len(self)}), got {values.dtype} {values.shape}"
-                )
+                raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
             if len(values) and values.min() < 0:
                 raise ValueError(f"{what} must not be negative, got {values.min()}")
 

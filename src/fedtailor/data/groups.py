@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from .dataset import Indices
 
-NOBODY: Indices = np.empty(0, np.int64)
-
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -20,11 +18,12 @@ class Groups:
     head: Indices
     mid: Indices
     tail: Indices
-    unknown: Indices = field(default_factory=lambda: NOBODY)
+    unknown: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
     def of_unlabelled(cls, classes: int) -> Groups:
-        return cls(NOBODY, NOBODY, NOBODY, np.arange(classes))
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, np.arange(classes))
 
     @property
     def classes(self) -> int:

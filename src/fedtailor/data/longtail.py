@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dataset import Indices, by_label
-
-# The legacy generator is for replaying published constructions draw by draw.
-Rng = np.random.Generator | np.random.RandomState
+from .dataset import Indices, Rng, by_label
 
 
 def profile(mean: float, classes: int, imbalance: float) -> Indices:

@@ -42,9 +42,7 @@ def find_version(
     root: Path, title: str, binary: str, python: str, key: str, columns: tuple[str, ...]
 ) -> tuple[list[str], Callable[..., tuple[Split, Indices]]]:
     """The class names and a function that reads files (a split, all labels), of the version that is there.
-
-    `binary` and `python` are the versions' files of class names, `key` and `columns` are keys of the python version.
-    """
+    `binary` and `python` are the versions' files of class names, `key` and `columns` are keys of the python version."""
     is_binary = (root / binary).parent.is_dir()
     download = f"the {title} {'binary' if is_binary else 'python'} version {TORONTO}"
     meta = need(root / (binary if is_binary else python), download)

@@ -35,14 +35,11 @@ def read_split(root: Path, name: str) -> Split:
 
 
 def find(root: Path, name: str) -> Path:
-    for folder in FOLDERS:
-        for path in (root / folder / f"{name}.gz", root / folder / name):
-            if path.is_file():
-                return path
-    raise UserError(
-        f"{root / FOLDERS[0] / name}.gz is missing; download the four files of Fashion-MNIST "
-        f"from Zalando Research's fashion-mnist repository on GitHub into {root / FOLDERS[0]}"
-    )
+    paths = [root / folder / f"{name}{suffix}" for folder in FOLDERS for suffix in (".gz", "")]
+    if found := next(filter(Path.is_file, paths), None):
+        return found
+    download = "the four files of Fashion-MNIST from Zalando Research's fashion-mnist repository on GitHub"
+    raise UserError(f"{paths[0]} is missing; download {download} into {paths[0].parent}")
 
 
 def idx(path: Path, magic: int, axes: int) -> Pixels:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, Indices, Split, by_label
-from ..longtail import Rng
+from ..dataset import Dataset, Indices, Rng, Split, by_label
 
 Weights = NDArray[np.float64]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, title="α")]

@@ -6,8 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset
-from ..longtail import Rng
+from ..dataset import Dataset, Rng
 from .base import NOTHING, TRIES, Alpha, Partition, Share, Shares, capped, cut, deal, members_for
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from ..dataset import Dataset
-from ..longtail import Rng
+from ..dataset import Dataset, Rng
 from .base import NOTHING, Alpha, Partition, Shares, capped, cut, deal, members_for
 
 

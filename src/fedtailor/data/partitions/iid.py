@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..dataset import Dataset
-from ..longtail import Rng
+from ..dataset import Dataset, Rng
 from .base import Partition, Shares, check_size, pair, random_parts
 
 

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, by_label
-from ..longtail import Rng
+from ..dataset import Dataset, Rng, by_label
 from .base import Alpha, Partition, Share, Shares, Weights, members_for
 
 

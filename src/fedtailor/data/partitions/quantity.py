@@ -6,8 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, Indices
-from ..longtail import Rng
+from ..dataset import Dataset, Indices, Rng
 from .base import NOTHING, Partition, Shares, deal, members_for
 
 

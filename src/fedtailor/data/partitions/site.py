@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...base.errors import UserError
-from ..dataset import Dataset
-from ..longtail import Rng
+from ..dataset import Dataset, Rng
 from .base import Partition, Shares, pair, random_parts
 
 
