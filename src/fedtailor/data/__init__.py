@@ -1,9 +1,9 @@
-"""Datasets by name, long tails, and who holds what of them."""
+"""Datasets by name: in one process, at a server or a site, and whether one is complete and readable."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,9 +14,9 @@ import platformdirs
 
 from ..base.errors import UserError, unknown
 from ..base.rng import numpy_generator
-from .dataset import Dataset
+from .dataset import Dataset, histogram
 from .datasets import cifar, drawn, fashion, own, published
-from .longtail import by_class, profile, thin
+from .groups import by_class, profile, thin
 
 
 @dataclass(frozen=True)
@@ -112,3 +112,39 @@ def with_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 def hinted(name: str, classes: Sequence[str]) -> str:
     near = get_close_matches(name, classes, n=1)
     return f"{name!r} (did you mean {near[0]!r}?)" if near else repr(name)
+
+
+@dataclass(frozen=True)
+class CheckStep:
+    """One step of `fedtailor data check`: how far it is, and what it found wrong, if anything."""
+
+    done: int
+    total: int
+    finding: str | None = None
+
+
+def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
+    """Opens the dataset as downloaded (before any thinning), counts it and reads every picture."""
+    source = find_source(name)
+    try:
+        dataset = source.load(root or default_root())
+    except UserError as error:
+        yield CheckStep(0, 0, str(error))
+        return
+    parts = {"training": dataset.train, "test": dataset.test}
+    total = sum(map(len, parts.values()))
+    for (what, split), size in zip(parts.items(), source.sizes or (None, None), strict=True):
+        if size is not None and len(split) != size:
+            yield CheckStep(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
+        elif len(split) == 0:
+            yield CheckStep(0, total, f"{name} has no {what} pictures")
+        if split.labels is not None and len(split):
+            for label in np.flatnonzero(histogram(split.labels, len(dataset.classes)) == 0):
+                yield CheckStep(0, total, f"no {what} picture of {dataset.classes[label]!r}")
+    everything = [(split, index) for split in parts.values() for index in range(len(split))]
+    for done, (split, index) in enumerate(everything, 1):
+        try:
+            split.images.read(index)
+            yield CheckStep(done, total)
+        except UserError as error:
+            yield CheckStep(done, total, str(error))

@@ -108,11 +108,9 @@ class Split:
 
     def __post_init__(self) -> None:
         for what, values in (("labels", self.labels), ("sites", self.sites)):
-            if values is None:
-                continue
-            if values.dtype != np.int64 or values.shape != (len(self),):
+            if values is not None and (values.dtype != np.int64 or values.shape != (len(self),)):
                 raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
-            if len(values) and values.min() < 0:
+            if values is not None and len(values) and values.min() < 0:
                 raise ValueError(f"{what} must not be negative, got {values.min()}")
 
     def __len__(self) -> int:

@@ -116,11 +116,6 @@ def unpickle(path: Path) -> dict[str, Any]:
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
-def plain_dtype(kind: str, align: object = False, copy: object = False) -> np.dtype[Any]:
-    # Pickles of old write 0 and 1 for the flags, which numpy 2.4 warns about.
-    return np.dtype(kind, bool(align), bool(copy))
-
-
 def latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise UserError(f"it asks for the codec {encoding!r}")
@@ -133,7 +128,8 @@ ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): plain_dtype,
+    # Pickles of old write 0 and 1 for the flags, which numpy 2.4 warns about.
+    ("numpy", "dtype"): lambda kind, *flags: np.dtype(kind, *map(bool, flags)),
     ("_codecs", "encode"): latin1,
 }
 

@@ -124,8 +124,8 @@ def draw(
     `ground` (N,) gives the backgrounds' colours; -1, and the default, is a greyish colour of the picture's own."""
     ground = np.full(len(kinds), -1) if ground is None else ground
     if len(kinds) > CHUNK:
-        parts = [slice(at, at + CHUNK) for at in range(0, len(kinds), CHUNK)]
-        return np.concatenate([draw(kinds[part], styles, style[part], rng, ground[part]) for part in parts])
+        chunks = [slice(at, at + CHUNK) for at in range(0, len(kinds), CHUNK)]
+        return np.concatenate([draw(kinds[some], styles, style[some], rng, ground[some]) for some in chunks])
     n, (texture, colour, shape) = len(kinds), kinds.T
 
     def fixed(name: str) -> Field:

@@ -14,7 +14,6 @@ from ..dataset import FileImages, Indices, Split
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 PHOTO = "a photo of a {}."
-STEP = 5  # without a split of its own, every fifth picture of a class is for testing
 
 # What a file name cannot hold or would not give back: a leading dot hides a file, Windows drops one at the end.
 UNSAFE = re.compile(r'[\x00-\x1f%_/\\:*?"<>|]|^\.|\.$')
@@ -72,11 +71,13 @@ def spelled(name: str) -> str:
     return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).replace(" ", "_")
 
 
-def listed(root: Path, paths: Sequence[str], labels: Sequence[int] | None) -> Split:
-    return Split(FileImages(root, tuple(paths)), None if labels is None else np.array(labels, dtype=np.int64))
+def listed(root: Path, paths: Sequence[str], *numbers: Sequence[int] | None) -> Split:
+    """`numbers` are the labels and, if told, the sites."""
+    arrays = (None if values is None else np.array(values, dtype=np.int64) for values in numbers)
+    return Split(FileImages(root, tuple(paths)), *arrays)
 
 
-def hold_out(labels: Indices, step: int = STEP) -> tuple[Indices, Indices]:
+def hold_out(labels: Indices, step: int = 5) -> tuple[Indices, Indices]:
     """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones."""
     test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -71,19 +70,16 @@ def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) ->
         raise UserError(f"{path} has no train rows; write train into the split column of some")
     if test and not filled(path, test, "label", "test"):
         raise UserError(f"{path}: the test rows have no labels to test with; label them or make them train rows")
-    found = sorted({row.label for row in rows if row.label})
+    found = sorted({row.label for row in rows} - {""})
     names = class_names(path.with_name("classes.txt"), found, path, otherwise)
     numbers = {name: number for number, name in enumerate(names)}
     sites = {site: number for number, site in enumerate(sorted({row.site for row in rows if row.site}))}
 
     def split(part: list[TableRow], what: str) -> Split:
-        known = filled(path, part, "label", what)
         # No test rows is an empty labelled split, not an unlabelled one: there is nothing to label.
-        labels = [numbers[row.label] for row in part] if known or not part else None
-        made = listed(path.parent, [row.path for row in part], labels)
-        if not filled(path, part, "site", what):
-            return made
-        return replace(made, sites=np.array([sites[row.site] for row in part], dtype=np.int64))
+        labels = [numbers[row.label] for row in part] if filled(path, part, "label", what) or not part else None
+        places = [sites[row.site] for row in part] if filled(path, part, "site", what) else None
+        return listed(path.parent, [row.path for row in part], labels, places)
 
     return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, split(train, "train"), split(test, "test"))
 

@@ -35,8 +35,9 @@ def imagenet_lt(root: Path) -> Dataset:
                 raise UserError(f"{path}: expected a whole number, got {label!r}; download the file again")
             wordnet = next((part for part in Path(picture).parts if part in numbers), None)
             if int(label) >= len(names) or (wordnet is not None and numbers[wordnet] != int(label)):
-                line = f"{picture} {label}"
-                raise UserError(f"{path}: {line!r} contradicts {names_file}; the files are of different editions")
+                raise UserError(
+                    f"{path}: '{picture} {label}' contradicts {names_file}; the files are of different editions"
+                )
         return listed(images, [picture for picture, _ in pairs], [int(label) for _, label in pairs])
 
     classes = tuple(map(readable, names.values()))

@@ -64,10 +64,6 @@ def random_parts(split: Split, clients: int, rng: Rng) -> list[Indices]:
     return np.array_split(rng.permutation(len(split)).astype(np.int64), clients)
 
 
-def pair(train: list[Indices], test: list[Indices]) -> Shares:
-    return tuple(Share(*both) for both in zip(train, test, strict=True))
-
-
 def members_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> list[tuple[Indices, Indices]]:
     """The training and the test pictures of each class. The partition of that name needs labels of both."""
     C, labels, test_labels = len(dataset.classes), dataset.train.labels, dataset.test.labels
@@ -83,7 +79,5 @@ def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
     if clients < 1:
         raise UserError(f"clients must be 1 or more, got {clients}")
     if clients * least > pictures:
-        raise UserError(
-            f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on, "
-            f"{dataset.name} has {pictures}; take {pictures // least} clients or fewer"
-        )
+        needed = f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on"
+        raise UserError(f"{needed}, {dataset.name} has {pictures}; take {pictures // least} clients or fewer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..dataset import Dataset, Rng
-from .base import Partition, Shares, check_size, pair, random_parts
+from .base import Partition, Share, Shares, check_size, random_parts
 
 
 class Iid(Partition):
@@ -11,4 +11,5 @@ class Iid(Partition):
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         check_size(dataset, clients)
-        return pair(random_parts(dataset.train, clients, rng), random_parts(dataset.test, clients, rng))
+        train, test = (random_parts(split, clients, rng) for split in (dataset.train, dataset.test))
+        return tuple(map(Share, train, test))

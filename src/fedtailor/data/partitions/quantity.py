@@ -33,10 +33,9 @@ class Quantity(Partition):
             left[chosen] -= 1
             deal(dealt, chosen, *(self._cut(part, len(chosen), C, clients, rng) for part in both))
         if empty := [k for k, share in enumerate(dealt) if len(share.train) == 0]:
-            raise UserError(
-                f"partition quantity leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures; take "
-                f"{clients - len(empty)} clients, or another share than {self.share}"
-            )
+            facts = f"leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures"
+            todo = f"take {clients - len(empty)} clients, or another share than {self.share}"
+            raise UserError(f"partition quantity {facts}; {todo}")
         return tuple(dealt)
 
     def _cut(self, members: Indices, holders: int, classes: int, clients: int, rng: Rng) -> list[Indices]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Rng
-from .base import Partition, Shares, pair, random_parts
+from .base import Partition, Share, Shares, random_parts
 
 
 class BySite(Partition):
@@ -22,10 +22,9 @@ class BySite(Partition):
             raise UserError(f"partition site: {facts}; set clients={count}")
         train = [np.flatnonzero(sites == site) for site in found]
         if test_sites is None:
-            return pair(train, random_parts(dataset.test, clients, rng))
+            return tuple(map(Share, train, random_parts(dataset.test, clients, rng)))
         if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
-            raise UserError(
-                f"partition site: site number(s) {', '.join(map(str, strangers))} of {dataset.name} have test pictures "
-                "but none to train on; move some to train or take the test pictures out"
-            )
-        return pair(train, [np.flatnonzero(test_sites == site) for site in found])
+            which = f"site number(s) {', '.join(map(str, strangers))} of {dataset.name}"
+            todo = "move some to train or take the test pictures out"
+            raise UserError(f"partition site: {which} have test pictures but none to train on; {todo}")
+        return tuple(map(Share, train, [np.flatnonzero(test_sites == site) for site in found]))
