@@ -53,15 +53,14 @@ class Preprocess:
 
     def __call__(self, picture: Pixels, rng: torch.Generator | None = None) -> Tensor:
         """With a generator, and if this transform augments, a random view; else the one deterministic view."""
+        square = (self.size, self.size)
         if self.resize == "late":
-            return F.interpolate(
-                self.normalise(picture)[None], (self.size, self.size), mode="bilinear", antialias=True
-            )[0]
+            return F.interpolate(self.normalise(picture)[None], square, mode="bilinear", antialias=True)[0]
         image = Image.fromarray(picture)
         if self.augment and rng is not None:
             image = random_view(image, self.size, rng)
         elif self.resize == "bilinear":
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+            image = image.resize(square, Image.Resampling.BILINEAR)
         else:
             image = centre(image, self.size)
         return self.normalise(np.asarray(image))

@@ -33,11 +33,10 @@ def imagenet_lt(root: Path) -> Dataset:
         for picture, label in pairs:
             if not label.isdecimal():
                 raise UserError(f"{path}: expected a whole number, got {label!r}; download the file again")
-            wordnet = next((part for part in Path(picture).parts if part in numbers), None)
-            if int(label) >= len(names) or (wordnet is not None and numbers[wordnet] != int(label)):
-                raise UserError(
-                    f"{path}: '{picture} {label}' contradicts {names_file}; the files are of different editions"
-                )
+            told = next((numbers[part] for part in Path(picture).parts if part in numbers), int(label))
+            if int(label) >= len(names) or told != int(label):
+                facts = f"'{picture} {label}' contradicts {names_file}"
+                raise UserError(f"{path}: {facts}; the files are of different editions")
         return listed(images, [picture for picture, _ in pairs], [int(label) for _, label in pairs])
 
     classes = tuple(map(readable, names.values()))
