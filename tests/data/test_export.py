@@ -11,10 +11,9 @@ from toys import toy, write
 
 from fedtailor.base.errors import UserError
 from fedtailor.cli import main
-from fedtailor.data import open_dataset
+from fedtailor.data import for_server, for_site, open_dataset
 from fedtailor.data.dataset import ArrayImages, Dataset, FileImages, Split
 from fedtailor.data.datasets.files import readable, spelled
-from fedtailor.data.deployed import for_server, for_site
 from fedtailor.data.export import write_sites
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.partitions.base import Share

@@ -5,7 +5,7 @@ from toys import paint, write
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import FileImages, Split
-from fedtailor.data.datasets.folder import folder
+from fedtailor.data.datasets.own import folder
 
 
 def paths(split: Split) -> tuple[str, ...]:

@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.data.groups import GROUPS, Counts, Cumulative, Groups
-from fedtailor.data.longtail import profile
+from fedtailor.data.groups import GROUPS, Counts, Cumulative, Groups, profile
 
 
 def sizes(groups: object) -> list[int]:

@@ -8,8 +8,7 @@ from toys import GOLDEN
 
 from fedtailor.data.dataset import histogram
 from fedtailor.data.datasets.fashion import ORDER
-from fedtailor.data.groups import GROUPS
-from fedtailor.data.longtail import by_class, profile, thin
+from fedtailor.data.groups import GROUPS, by_class, profile, thin
 
 CASES = json.loads((GOLDEN / "longtail_counts_groups.json").read_text())
 MEANS = {"cifar10": (5000, 10, None), "cifar100": (500, 100, None), "fmnist": (6000, 10, ORDER)}

@@ -5,8 +5,8 @@ import pytest
 from toys import paint, toy, write
 
 from fedtailor.base.errors import UserError
+from fedtailor.data import for_server, for_site, with_classes
 from fedtailor.data.dataset import FileImages, Split
-from fedtailor.data.deployed import for_server, for_site, with_classes
 
 CLASSES = ("red fox", "owl", "T-shirt/top", "badger")
 

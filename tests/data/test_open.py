@@ -5,11 +5,10 @@ import pytest
 from toys import paint, write
 
 from fedtailor.base.errors import UserError
-from fedtailor.data import DATASETS, default_root, open_dataset
-from fedtailor.data.check import check_dataset
+from fedtailor.data import DATASETS, check_dataset, default_root, open_dataset
 from fedtailor.data.dataset import histogram
 from fedtailor.data.datasets import drawn
-from fedtailor.data.longtail import profile
+from fedtailor.data.groups import profile
 
 
 def write_folder(root: Path, sizes: dict[str, int]) -> str:

@@ -10,7 +10,7 @@ from toys import GOLDEN, blank, toy
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import Dataset, Split
 from fedtailor.data.federation import federate
-from fedtailor.data.longtail import profile, thin
+from fedtailor.data.groups import profile, thin
 from fedtailor.data.partitions import PARTITIONS
 from fedtailor.data.partitions.base import Partition, Shares
 from fedtailor.data.partitions.dirichlet import Dirichlet

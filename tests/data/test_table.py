@@ -5,7 +5,7 @@ from toys import write
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import FileImages, Split
-from fedtailor.data.datasets.table import table
+from fedtailor.data.datasets.own import table
 
 
 def paths(split: Split) -> tuple[str, ...]:

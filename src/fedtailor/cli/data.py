@@ -29,7 +29,8 @@ def data_show(
 
         settings = run_of(data_words(words or []), seed)
         federation, groups = deal(settings)
-    labelled = federation.dataset.train.labels is not None
+    dataset = federation.dataset
+    labelled = dataset.train.labels is not None
     if png:
         if not labelled:
             raise UserError("there are no training labels to draw")
@@ -38,20 +39,18 @@ def data_show(
         except (OSError, ValueError) as error:
             raise UserError(f"cannot draw into {png}: {error}") from error
     if as_json:
-        dataset = federation.dataset
-        emit(
-            {
-                "data": settings.data.name,
-                "classes": dataset.classes,
-                "clients": federation.clients,
-                "train": len(dataset.train),
-                "test": len(dataset.test),
-                "groups": {name: members.tolist() for name, members in groups.items()} if labelled else None,
-                "counts": federation.counts.tolist() if labelled else None,
-                "sizes": federation.sizes.tolist(),
-                "test_sizes": federation.test_sizes.tolist(),
-            }
-        )
+        facts = {
+            "data": settings.data.name,
+            "classes": dataset.classes,
+            "clients": federation.clients,
+            "train": len(dataset.train),
+            "test": len(dataset.test),
+            "groups": {name: members.tolist() for name, members in groups.items()} if labelled else None,
+            "counts": federation.counts.tolist() if labelled else None,
+            "sizes": federation.sizes.tolist(),
+            "test_sizes": federation.test_sizes.tolist(),
+        }
+        emit(facts)
         return
     console = Console()
     console.print(counts_table(federation, groups))
@@ -61,9 +60,7 @@ def data_show(
 
 def data_words(words: list[str]) -> list[str]:
     """`NAME key=value …` as settings of a run."""
-    if words and "=" not in words[0]:
-        words = [f"data={words[0]}", *words[1:]]
-    return words
+    return [f"data={words[0]}", *words[1:]] if words and "=" not in words[0] else words
 
 
 @data_app.command("check")
@@ -73,7 +70,7 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Open a dataset, count it, decode every image; exit code 1 if anything is wrong."""
-    from ..data.check import check_dataset
+    from ..data import check_dataset
     from .progress import Progress
 
     findings = []

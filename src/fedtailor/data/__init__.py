@@ -1,39 +1,36 @@
-"""Datasets by name, long tails, and who holds what of them."""
+"""Datasets by name: in one process, at a server or a site, and whether one is complete and readable."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import platformdirs
 
 from ..base.errors import UserError, unknown
 from ..base.rng import numpy_generator
-from .dataset import Dataset
-from .datasets import cifar, drawn, fashion, folder, published, table
-from .longtail import by_class, profile, thin
-
-Loader = Callable[[Path], Dataset]
+from .dataset import Dataset, histogram
+from .datasets import cifar, drawn, fashion, own, published
+from .groups import by_class, profile, thin
 
 
 @dataclass(frozen=True)
 class Source:
     """How a dataset is opened. `imbalance` is its long tail unless told otherwise; None: it has one of its own."""
 
-    load: Loader
+    load: Callable[[Path], Dataset]
     imbalance: float | None = 1.0
     sizes: tuple[int, int] | None = None  # training and test pictures as published, before any thinning
 
 
-def embedded(_: Path) -> Dataset:
-    return drawn.drawn()  # always the same pictures: a run's seed thins them and deals them out
-
-
 DATASETS: dict[str, Source] = {
-    "drawn": Source(embedded),
-    "drawn-lt": Source(embedded, imbalance=100),
+    "drawn": Source(lambda _: drawn.drawn()),  # always the same pictures: a run's seed thins them and deals them out
+    "drawn-lt": Source(lambda _: drawn.drawn(), imbalance=100),
     "cifar10": Source(cifar.cifar10, sizes=(50_000, 10_000)),
     "cifar10-lt": Source(cifar.cifar10, imbalance=100, sizes=(50_000, 10_000)),
     "cifar100": Source(cifar.cifar100, sizes=(50_000, 10_000)),
@@ -48,7 +45,7 @@ DATASETS: dict[str, Source] = {
 }
 
 # `folder:PATH` and `csv:PATH`: the path takes the place of the root.
-FORMS: dict[str, Callable[..., Dataset]] = {"folder": folder.folder, "csv": table.table}
+FORMS: dict[str, Callable[..., Dataset]] = {"folder": own.folder, "csv": own.table}
 
 
 def default_root() -> Path:
@@ -57,32 +54,97 @@ def default_root() -> Path:
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fedtailor")) / "data"
 
 
-def find_source(name: str) -> Source:
+def find_source(name: str, **options: Any) -> Source:
+    """`options` are for the loaders of a user's own pictures."""
     form, colon, path = name.partition(":")
     if colon and form in FORMS:
-        load = FORMS[form]
-        return Source(lambda _: load(Path(path).expanduser()))
+        return Source(lambda _: FORMS[form](Path(path).expanduser(), **options))
     if name not in DATASETS:
         raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
 
 
-def open_dataset(name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0) -> Dataset:
+def open_dataset(
+    name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0, **options: Any
+) -> Dataset:
     """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own."""
-    source = find_source(name)
+    source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
     if source.imbalance is None and imbalance not in (None, 1):
         raise UserError(f"{name} brings its own long tail, so imbalance={imbalance} cannot be set; leave imbalance out")
     dataset = replace(source.load(root or default_root()), name=name)
-    factor = imbalance or source.imbalance or 1
-    return dataset if factor == 1 else long_tailed(dataset, factor, seed)
-
-
-def long_tailed(dataset: Dataset, imbalance: float, seed: int) -> Dataset:
+    factor, C = imbalance or source.imbalance or 1, len(dataset.classes)
+    if factor == 1:
+        return dataset
     if dataset.train.labels is None:
-        raise UserError(f"imbalance={imbalance}: the training pictures of {dataset.name} have no labels to thin by")
-    C = len(dataset.classes)
-    counts = by_class(profile(len(dataset.train) / C, C, imbalance), dataset.order)
+        raise UserError(f"imbalance={factor}: the training pictures of {name} have no labels to thin by")
+    counts = by_class(profile(len(dataset.train) / C, C, factor), dataset.order)
     kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
     return replace(dataset, train=dataset.train.subset(kept))
+
+
+def for_server(name: str, root: Path | None = None) -> Dataset:
+    """A dataset that may have no training pictures, or no pictures at all if `classes.txt` names the classes."""
+    return open_dataset(name, root, must_train=False)
+
+
+def for_site(name: str, root: Path | None, classes: Sequence[str]) -> Dataset:
+    """A site's dataset under the federation's class names; it may consist of unlabelled pictures alone."""
+    return with_classes(open_dataset(name, root, otherwise=classes), classes)
+
+
+def with_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """The same pictures, with labels that count along these class names. Each class of a picture must be among them."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    numbers = np.array([number_of.get(name, -1) for name in dataset.classes], dtype=np.int64)
+    parts = (dataset.train, dataset.test)
+    used = np.unique(np.concatenate([split.labels for split in parts if split.labels is not None] or [numbers[:0]]))
+    if strangers := [hinted(dataset.classes[label], classes) for label in used if numbers[label] < 0]:
+        raise UserError(
+            f"{dataset.name} has pictures of {', '.join(strangers)}: none of the federation's {len(classes)} classes "
+            f"({classes[0]!r} is one); rename these folders or labels, or take them out"
+        )
+    train, test = (split if split.labels is None else replace(split, labels=numbers[split.labels]) for split in parts)
+    return replace(dataset, classes=tuple(classes), train=train, test=test, coarse=None, order=None)
+
+
+def hinted(name: str, classes: Sequence[str]) -> str:
+    near = get_close_matches(name, classes, n=1)
+    return f"{name!r} (did you mean {near[0]!r}?)" if near else repr(name)
+
+
+@dataclass(frozen=True)
+class CheckStep:
+    """One step of `fedtailor data check`: how far it is, and what it found wrong, if anything."""
+
+    done: int
+    total: int
+    finding: str | None = None
+
+
+def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
+    """Opens the dataset as downloaded (before any thinning), counts it and reads every picture."""
+    source = find_source(name)
+    try:
+        dataset = source.load(root or default_root())
+    except UserError as error:
+        yield CheckStep(0, 0, str(error))
+        return
+    parts = {"training": dataset.train, "test": dataset.test}
+    total = sum(map(len, parts.values()))
+    for (what, split), size in zip(parts.items(), source.sizes or (None, None), strict=True):
+        if size is not None and len(split) != size:
+            yield CheckStep(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
+        elif len(split) == 0:
+            yield CheckStep(0, total, f"{name} has no {what} pictures")
+        if split.labels is not None and len(split):
+            for label in np.flatnonzero(histogram(split.labels, len(dataset.classes)) == 0):
+                yield CheckStep(0, total, f"no {what} picture of {dataset.classes[label]!r}")
+    everything = [(split, index) for split in parts.values() for index in range(len(split))]
+    for done, (split, index) in enumerate(everything, 1):
+        try:
+            split.images.read(index)
+            yield CheckStep(done, total)
+        except UserError as error:
+            yield CheckStep(done, total, str(error))

@@ -17,23 +17,18 @@ from ..base.errors import UserError
 from .preprocess import AS_CLIP, PaperPreprocess, Pixels
 
 Indices = NDArray[np.int64]
+Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
+NO_PICTURE = "no picture at {}; put it there or take it out of the list"
 
 
 class Images(Protocol):
     """Random access to pictures."""
 
     def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Pixels:
-        """One picture, (H, W, 3) RGB."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when the pictures or their order change; part of the cache key."""
-        ...
-
+    def read(self, index: int) -> Pixels: ...  # (H, W, 3) RGB
     def subset(self, indices: Indices) -> Images: ...
+    @property
+    def fingerprint(self) -> str: ...  # changes when the pictures or their order change; part of the cache key
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +45,7 @@ class ArrayImages:
         return len(self.pixels)
 
     def read(self, index: int) -> Pixels:
-        picture: Pixels = self.pixels[index]
-        return picture
+        return np.asarray(self.pixels[index])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -83,7 +77,7 @@ class FileImages:
                 # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
                 return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
         except FileNotFoundError as error:
-            raise no_picture(path) from error
+            raise UserError(NO_PICTURE.format(path)) from error
         # Pillow's decoders report a damaged file with any of these.
         except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
             raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
@@ -96,7 +90,7 @@ class FileImages:
             try:
                 stat = (self.root / path).stat()
             except FileNotFoundError as error:
-                raise no_picture(self.root / path) from error
+                raise UserError(NO_PICTURE.format(self.root / path)) from error
             digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
@@ -104,27 +98,19 @@ class FileImages:
         return FileImages(self.root, tuple(self.paths[int(index)] for index in indices))
 
 
-def no_picture(path: Path) -> UserError:
-    return UserError(f"no picture at {path}; put it there or take it out of the list")
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training or test pictures. `labels` is None if nobody has labelled them, `sites` if it is not known where they
-    come from."""
+    """Training or test pictures."""
 
     images: Images
-    labels: Indices | None
-    sites: Indices | None = None
+    labels: Indices | None  # None: nobody has labelled them
+    sites: Indices | None = None  # where they come from, if known
 
     def __post_init__(self) -> None:
         for what, values in (("labels", self.labels), ("sites", self.sites)):
-            if values is None:
-                continue
-            if values.dtype != np.int64 or values.shape != (len(self),):
-                got = f"{values.dtype} {values.shape}"
-                raise ValueError(f"{what} must be int64 ({len(self)},), one per picture, got {got}")
-            if len(values) and values.min() < 0:
+            if values is not None and (values.dtype != np.int64 or values.shape != (len(self),)):
+                raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
+            if values is not None and len(values) and values.min() < 0:
                 raise ValueError(f"{what} must not be negative, got {values.min()}")
 
     def __len__(self) -> int:
@@ -159,6 +145,11 @@ class Dataset:
             raise ValueError(f"{self.name}: coarse must be ({C},), got {self.coarse.shape}")
         if self.order is not None and sorted(self.order) != list(range(C)):
             raise ValueError(f"{self.name}: order must hold every class once, got {self.order}")
+
+
+def by_label(labels: Indices, classes: int) -> list[Indices]:
+    """The indices of each class's pictures, ascending."""
+    return [np.flatnonzero(labels == label) for label in range(classes)]
 
 
 def histogram(labels: Indices, classes: int) -> Indices:

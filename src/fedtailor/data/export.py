@@ -6,7 +6,7 @@ import csv
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from PIL import Image
 
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
-from .dataset import Dataset, Images, Indices, Split
+from .dataset import Images, Indices, Split
 from .datasets.files import PHOTO, spelled
-from .datasets.table import COLUMNS, TableRow
+from .datasets.own import COLUMNS, TableRow
 from .federation import Federation
 
 
@@ -25,13 +25,21 @@ def write_sites(
     federation: Federation, out: Path, unlabelled: bool = False, progress: ProgressFn | None = None
 ) -> dict[str, Any]:
     """Write each client's pictures into `out/site-k`, all test pictures into `out/server`, and a table of sites' files.
-
-    A site's rows are in the order in which its folder is read. `unlabelled` leaves the training labels out.
-    """
-    check_writable(federation, out)
+    A site's rows are in the order in which its folder is read. `unlabelled` leaves the training labels out."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already, and not empty; give a new folder, or remove it first")
+    if federation.server is not None:
+        raise UserError("data.server keeps training images for the server, which no site has; leave it out")
+    if empty := np.flatnonzero(federation.sizes == 0).tolist():
+        fewer = f"fewer clients than {federation.clients}, or another partition"
+        raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")
     dataset, unlabelled = federation.dataset, unlabelled or federation.dataset.train.labels is None
     train, test = replace(dataset.train, labels=None) if unlabelled else dataset.train, dataset.test
-    names, digits = folder_names(dataset), len(str(federation.clients - 1))
+    names, digits = [spelled(name) for name in dataset.classes], len(str(federation.clients - 1))
+    # Some systems take Fox and fox for one folder.
+    name, times = Counter(name.casefold() for name in names).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{dataset.name} has {times} classes whose folder would be called {name!r}; take other data")
     rows = []
     for k, share in enumerate(federation.shares):
         number = f"{k:0{digits}}"  # a table's sites are numbered in the order of their names
@@ -49,9 +57,11 @@ def write_sites(
             place.mkdir(exist_ok=True)
             (place / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         with (out / "sites.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *(astuple(row) for _, _, row in rows)])
+            csv.writer(file).writerows([COLUMNS, *(row for _, _, row in rows)])
     except OSError as error:
         raise UserError(f"cannot write into {out}: {error}; remove what is there or give another folder") from error
+    settings = [f"data=csv:{out / 'sites.csv'}", "data.partition=site", f"clients={federation.clients}"]
+    settings += [f"data.template={dataset.template}"] if dataset.template != PHOTO else []
     return {
         "data": dataset.name,
         "out": str(out),
@@ -61,35 +71,8 @@ def write_sites(
         "train": federation.sizes.tolist(),
         "test": federation.test_sizes.tolist(),
         "server_test": len(test),
-        "run": command(federation, out),
+        "run": shlex.join(["fedtailor", "run", *settings]),  # the same federation from the files, in one process
     }
-
-
-def command(federation: Federation, out: Path) -> str:
-    """How to run the same federation from the files, in one process."""
-    settings = [f"data=csv:{out / 'sites.csv'}", "data.partition=site", f"clients={federation.clients}"]
-    if (template := federation.dataset.template) != PHOTO:
-        settings.append(f"data.template={template}")
-    return shlex.join(["fedtailor", "run", *settings])
-
-
-def check_writable(federation: Federation, out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already, and not empty; give a new folder, or remove it first")
-    if federation.server is not None:
-        raise UserError("data.server keeps training images for the server, which no site has; leave it out")
-    if empty := np.flatnonzero(federation.sizes == 0).tolist():
-        fewer = f"fewer clients than {federation.clients}, or another partition"
-        raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")
-
-
-def folder_names(dataset: Dataset) -> list[str]:
-    names = [spelled(name) for name in dataset.classes]
-    # Some systems take Fox and fox for one folder.
-    name, times = Counter(name.casefold() for name in names).most_common(1)[0]
-    if times > 1:
-        raise UserError(f"{dataset.name} has {times} classes whose folder would be called {name!r}; take other data")
-    return names
 
 
 def pieces(

@@ -1,4 +1,4 @@
-"""Head, middle and tail classes, by the rule of each paper."""
+"""Long tails: how many pictures each class keeps, and which, as in CAPT and FedPuReL; head, middle and tail classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import Indices
+from .dataset import Indices, Rng, by_label
+
+
+def profile(mean: float, classes: int, imbalance: float) -> Indices:
+    """n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail, (C,)."""
+    last = max(classes - 1, 1)  # one class alone is all head
+    return np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
+
+
+def by_class(counts: Indices, order: tuple[int, ...] | None) -> Indices:
+    """Counts by rank, head first, to counts by class index."""
+    return counts if order is None else counts[np.argsort(order)]
+
+
+def thin(labels: Indices, counts: Indices, rng: Rng) -> Indices:
+    """The first `counts[c]` of each class after a shuffle, class after class. A class that has fewer keeps them all."""
+    classes = zip(by_label(labels, len(counts)), counts, strict=True)
+    return np.concatenate([rng.permutation(members)[:count] for members, count in classes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,34 +56,23 @@ class Groups:
         return tuple(found.get(label, "") for label in range(self.classes))
 
 
-Rule = Callable[[Indices], Groups]
-
-
 def split(head: NDArray[np.bool_], mid: NDArray[np.bool_]) -> Groups:
     return Groups(np.flatnonzero(head), np.flatnonzero(mid & ~head), np.flatnonzero(~head & ~mid))
-
-
-def running_total(counts: Indices) -> Indices:
-    """(C,) pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger."""
-    order = np.argsort(-counts, kind="stable")
-    total = np.empty_like(counts)
-    total[order] = np.cumsum(counts[order])
-    return total
 
 
 @dataclass(frozen=True)
 class Cumulative:
     """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`.
-
-    FedLoGe: the class that crosses a line still belongs to the larger group.
-    """
+    FedLoGe: the class that crosses a line still belongs to the larger group."""
 
     head: float = 0.75
     mid: float = 0.95
     crossing: bool = False
 
     def __call__(self, counts: Indices) -> Groups:
-        total = running_total(counts)
+        # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
+        order = np.argsort(-counts, kind="stable")
+        total = np.cumsum(counts[order])[np.argsort(order)]
         lines = (part * counts.sum() for part in (self.head, self.mid))
         return split(*(total - counts < line if self.crossing else total <= line for line in lines))
 
@@ -82,4 +88,5 @@ class Counts:
         return split(counts > self.head, counts > self.tail)
 
 
+Rule = Callable[[Indices], Groups]
 GROUPS: dict[str, Rule] = {"capt": Cumulative(), "fedloge": Cumulative(crossing=True), "fedpurel": Counts()}

@@ -53,14 +53,14 @@ class Preprocess:
 
     def __call__(self, picture: Pixels, rng: torch.Generator | None = None) -> Tensor:
         """With a generator, and if this transform augments, a random view; else the one deterministic view."""
+        square = (self.size, self.size)
         if self.resize == "late":
-            x = self.normalise(picture)
-            return F.interpolate(x[None], (self.size, self.size), mode="bilinear", antialias=True)[0]
+            return F.interpolate(self.normalise(picture)[None], square, mode="bilinear", antialias=True)[0]
         image = Image.fromarray(picture)
         if self.augment and rng is not None:
             image = random_view(image, self.size, rng)
         elif self.resize == "bilinear":
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+            image = image.resize(square, Image.Resampling.BILINEAR)
         else:
             image = centre(image, self.size)
         return self.normalise(np.asarray(image))
@@ -102,8 +102,8 @@ def random_view(image: Image.Image, size: int, rng: torch.Generator) -> Image.Im
 
 def preprocess(preset: str, paper: PaperPreprocess, size: int, mean: Triple, std: Triple) -> Preprocess:
     """The transform of a preset for a dataset (`paper`) and a checkpoint (size, mean, std)."""
-    if preset not in ("clip", "paper"):
-        raise unknown("preprocessing", preset, ("clip", "paper"))
-    if preset == "clip":
-        return Preprocess(size, mean, std)
-    return Preprocess(size, paper.mean or mean, paper.std or std, paper.resize, paper.augment)
+    presets = {"clip": AS_CLIP, "paper": paper}
+    if preset not in presets:
+        raise unknown("preprocessing", preset, presets)
+    chosen = presets[preset]
+    return Preprocess(size, chosen.mean or mean, chosen.std or std, chosen.resize, chosen.augment)

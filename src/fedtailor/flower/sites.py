@@ -10,8 +10,8 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..clip.load import BUNDLED, load
+from ..data import for_server, for_site
 from ..data.dataset import Dataset
-from ..data.deployed import for_server, for_site
 from ..data.federation import Federation
 from ..data.groups import Groups
 from ..data.partitions.base import Share

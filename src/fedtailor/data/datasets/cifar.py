@@ -26,65 +26,57 @@ Part = tuple[Pixels, Indices]  # colour planes (N, 3072); labels (N, 1), or supe
 def cifar10(root: Path) -> Dataset:
     files = ("cifar-10-batches-bin/batches.meta.txt", "cifar-10-batches-py/batches.meta")
     names, read = find_version(root, "CIFAR-10", *files, "label_names", ("labels",))
-    train, test = read(*(f"data_batch_{number}" for number in range(1, 6))), read("test_batch")
-    classes = tuple(map(readable, names))
-    return Dataset("cifar10", classes, PHOTO, split(train, names), split(test, names), paper=PAPER10)
+    (train, _), (test, _) = read(*(f"data_batch_{number}" for number in range(1, 6))), read("test_batch")
+    return Dataset("cifar10", tuple(map(readable, names)), PHOTO, train, test, paper=PAPER10)
 
 
 def cifar100(root: Path) -> Dataset:
     files = ("cifar-100-binary/fine_label_names.txt", "cifar-100-python/meta")
     names, read = find_version(root, "CIFAR-100", *files, "fine_label_names", ("coarse_labels", "fine_labels"))
-    train, test = read("train"), read("test")
-    parts, classes = (split(train, names), split(test, names)), tuple(map(readable, names))
-    coarse, fine = np.concatenate([train[1], test[1]]).T
-    return Dataset("cifar100", classes, PHOTO, *parts, parents(fine, coarse, names), paper=PAPER100)
+    (train, labels), (test, test_labels) = read("train"), read("test")
+    coarse = parents(np.concatenate([labels, test_labels]), names)
+    return Dataset("cifar100", tuple(map(readable, names)), PHOTO, train, test, coarse, paper=PAPER100)
 
 
 def find_version(
-    root: Path, title: str, binary: str, python: str, names: str, labels: tuple[str, ...]
-) -> tuple[list[str], Callable[..., Part]]:
-    """The class names and a function that reads other files, of the version that is there.
-
-    `binary` and `python` are the versions' files of class names, `names` and `labels` are keys of the python version.
-    """
+    root: Path, title: str, binary: str, python: str, key: str, columns: tuple[str, ...]
+) -> tuple[list[str], Callable[..., tuple[Split, Indices]]]:
+    """The class names and a function that reads files (a split, all labels), of the version that is there.
+    `binary` and `python` are the versions' files of class names, `key` and `columns` are keys of the python version."""
     is_binary = (root / binary).parent.is_dir()
     download = f"the {title} {'binary' if is_binary else 'python'} version {TORONTO}"
     meta = need(root / (binary if is_binary else python), download)
+    names = read_lines(meta) if is_binary else texts(meta, key)
 
-    def read(*batches: str) -> Part:
+    def read(*batches: str) -> tuple[Split, Indices]:
         paths = [need(meta.with_name(f"{name}.bin" if is_binary else name), download) for name in batches]
-        parts = [records(path, len(labels)) if is_binary else batch(path, labels) for path in paths]
-        planes, columns = zip(*parts, strict=True)
-        return np.concatenate(planes), np.concatenate(columns)
+        parts = [records(path, len(columns)) if is_binary else batch(path, columns) for path in paths]
+        planes, labels = map(np.concatenate, zip(*parts, strict=True))
+        if len(labels) and not 0 <= labels[:, -1].min() <= labels[:, -1].max() < len(names):
+            raise UserError(f"a CIFAR label is outside 0..{len(names) - 1}; the files are damaged, download them again")
+        pixels = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        return Split(ArrayImages(pixels), labels[:, -1]), labels
 
-    return read_lines(meta) if is_binary else texts(meta, names), read
-
-
-def split(part: Part, names: list[str]) -> Split:
-    planes, labels = part[0], part[1][:, -1]
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
-        raise UserError(f"a CIFAR label is outside 0..{len(names) - 1}; the files are damaged, download them again")
-    pixels = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return Split(ArrayImages(pixels), labels)
+    return names, read
 
 
-def parents(fine: Indices, coarse: Indices, names: list[str]) -> Indices:
+def parents(labels: Indices, names: list[str]) -> Indices:
     """(C,) the super-class of each class, as the pictures' two labels tell."""
+    coarse, fine = labels.T
     found = np.full(len(names), -1, dtype=np.int64)
     found[fine] = coarse
     if (found < 0).any():
         name = names[int(np.argmin(found))]
         raise UserError(f"CIFAR-100 has no picture of {name!r}; the files are not complete, download them again")
-    if (found[fine] != coarse).any():
-        name = names[int(fine[np.argmax(found[fine] != coarse)])]
+    if len(twice := fine[found[fine] != coarse]):
+        name = names[twice[0]]
         raise UserError(f"CIFAR-100 puts {name!r} into two super-classes; the files are damaged, download them again")
     return found
 
 
 def records(path: Path, columns: int) -> Part:
     """The binary version: label bytes, then the three colour planes."""
-    size = columns + PIXELS
-    raw = np.fromfile(path, dtype=np.uint8)
+    raw, size = np.fromfile(path, dtype=np.uint8), columns + PIXELS
     if len(raw) % size:
         raise UserError(f"{path} holds {len(raw)} bytes, not a multiple of {size}; download it again")
     rows = raw.reshape(-1, size)
@@ -124,11 +116,6 @@ def unpickle(path: Path) -> dict[str, Any]:
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
-def plain_dtype(kind: str, align: object = False, copy: object = False) -> np.dtype[Any]:
-    # Pickles of old write 0 and 1 for the flags, which numpy 2.4 warns about.
-    return np.dtype(kind, bool(align), bool(copy))
-
-
 def latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise UserError(f"it asks for the codec {encoding!r}")
@@ -141,7 +128,8 @@ ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): plain_dtype,
+    # Pickles of old write 0 and 1 for the flags, which numpy 2.4 warns about.
+    ("numpy", "dtype"): lambda kind, *flags: np.dtype(kind, *map(bool, flags)),
     ("_codecs", "encode"): latin1,
 }
 

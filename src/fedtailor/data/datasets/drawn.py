@@ -121,22 +121,15 @@ def draw(
     kinds: Indices, styles: Sequence[Style], style: Indices, rng: np.random.Generator, ground: Indices | None = None
 ) -> Pixels:
     """Pictures (N, SIDE, SIDE, 3) of figures `kinds` (N, 3): texture, colour, shape; each in the style `styles[style]`.
-
-    `ground` (N,) gives the backgrounds' colours; -1, and the default, is a greyish colour of the picture's own.
-    """
-    out = np.empty((len(kinds), SIDE, SIDE, 3), np.uint8)
+    `ground` (N,) gives the backgrounds' colours; -1, and the default, is a greyish colour of the picture's own."""
     ground = np.full(len(kinds), -1) if ground is None else ground
-    for at in range(0, len(kinds), CHUNK):
-        part = slice(at, at + CHUNK)
-        out[part] = draw_few(kinds[part], styles, style[part], rng, ground[part])
-    return out
+    if len(kinds) > CHUNK:
+        chunks = [slice(at, at + CHUNK) for at in range(0, len(kinds), CHUNK)]
+        return np.concatenate([draw(kinds[some], styles, style[some], rng, ground[some]) for some in chunks])
+    n, (texture, colour, shape) = len(kinds), kinds.T
 
-
-def draw_few(
-    kinds: Indices, styles: Sequence[Style], style: Indices, rng: np.random.Generator, ground: Indices
-) -> Pixels:
-    n = len(kinds)
-    texture, colour, shape = kinds.T
+    def fixed(name: str) -> Field:
+        return np.array([getattr(s, name) for s in styles], np.float32)[style]
 
     def between(low: Field | float, high: Field | float) -> Field:
         return rng.uniform(low, high, (n, 1, 1)).astype(np.float32)
@@ -144,14 +137,10 @@ def draw_few(
     def ranged(name: str) -> Field:
         return between(*fixed(name).T[..., None, None])
 
-    def fixed(name: str) -> Field:
-        return np.array([getattr(s, name) for s in styles], np.float32)[style]
-
     # Where the figure lies: the picture's grid in the figure's own coordinates.
     line = (np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2) / (SIDE / 2)
-    size = ranged("size")
+    size, tilt = ranged("size"), between(-0.25, 0.25)
     slack = 0.8 * (1 - size)
-    tilt = between(-0.25, 0.25)
     x = (line[None, None, :] - slack * between(-1, 1)) / size
     y = (-line[None, :, None] - slack * between(-1, 1)) / size
     u, v = np.cos(tilt) * x + np.sin(tilt) * y, np.cos(tilt) * y - np.sin(tilt) * x
@@ -207,5 +196,4 @@ def drawn(seed: int = 0, train: int = 300, test: int = 50) -> Dataset:
         pixels = draw(kinds[labels], [DUSK], np.zeros_like(labels), numpy_generator("drawn", seed, part))
         return Split(ArrayImages(pixels), labels)
 
-    by_shape = kinds[:, 2]
-    return Dataset("drawn", CLASSES, PHOTO, split("train", train), split("test", test), by_shape)
+    return Dataset("drawn", CLASSES, PHOTO, split("train", train), split("test", test), coarse=kinds[:, 2])

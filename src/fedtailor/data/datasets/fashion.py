@@ -18,7 +18,6 @@ ORDER = (8, 1, 7, 5, 9, 3, 0, 2, 4, 6)  # head to tail, as in CAPT
 PAPER = PaperPreprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), resize="bilinear")
 
 FOLDERS = ("fashion-mnist", "FashionMNIST/raw")
-IMAGES, LABELS = 2051, 2049  # the magic numbers
 
 
 def fashion_mnist(root: Path) -> Dataset:
@@ -28,30 +27,27 @@ def fashion_mnist(root: Path) -> Dataset:
 
 def read_split(root: Path, name: str) -> Split:
     images_path, labels_path = find(root, f"{name}-images-idx3-ubyte"), find(root, f"{name}-labels-idx1-ubyte")
-    grey, labels = idx(images_path, IMAGES, 3), idx(labels_path, LABELS, 1).astype(np.int64)
+    grey, labels = idx(images_path, 3), idx(labels_path, 1).astype(np.int64)
     if len(grey) != len(labels) or (len(labels) and labels.max() >= len(NAMES)):
         raise UserError(f"{images_path} and {labels_path} do not belong together; download both again")
     return Split(ArrayImages(np.repeat(grey[..., np.newaxis], 3, axis=-1)), labels)
 
 
 def find(root: Path, name: str) -> Path:
-    for folder in FOLDERS:
-        for path in (root / folder / f"{name}.gz", root / folder / name):
-            if path.is_file():
-                return path
-    raise UserError(
-        f"{root / FOLDERS[0] / name}.gz is missing; download the four files of Fashion-MNIST "
-        f"from Zalando Research's fashion-mnist repository on GitHub into {root / FOLDERS[0]}"
-    )
+    paths = [root / folder / f"{name}{suffix}" for folder in FOLDERS for suffix in (".gz", "")]
+    if found := next(filter(Path.is_file, paths), None):
+        return found
+    download = "the four files of Fashion-MNIST from Zalando Research's fashion-mnist repository on GitHub"
+    raise UserError(f"{paths[0]} is missing; download {download} into {paths[0].parent}")
 
 
-def idx(path: Path, magic: int, axes: int) -> Pixels:
-    """Four bytes of magic, four per axis, then the bytes themselves; all big-endian."""
+def idx(path: Path, axes: int) -> Pixels:
+    """Four bytes of magic (2048 for bytes, plus the axes), four per axis, then the bytes themselves; all big-endian."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is damaged ({error}); download it again") from error
-    head = 4 + 4 * axes
+    head, magic = 4 + 4 * axes, 2048 + axes
     found = np.frombuffer(raw[:head].ljust(head, b"\0"), dtype=">u4").tolist()
     if found[0] != magic:
         raise UserError(f"{path} begins with {found[0]}, not {magic}: this is another kind of file; download it again")

@@ -14,7 +14,6 @@ from ..dataset import FileImages, Indices, Split
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 PHOTO = "a photo of a {}."
-STEP = 5  # without a split of its own, every fifth picture of a class is for testing
 
 # What a file name cannot hold or would not give back: a leading dot hides a file, Windows drops one at the end.
 UNSAFE = re.compile(r'[\x00-\x1f%_/\\:*?"<>|]|^\.|\.$')
@@ -48,24 +47,18 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def whole_number(text: str, path: Path) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UserError(f"{path}: expected a whole number, got {text!r}; download the file again") from error
+def visible(folder: Path) -> list[Path]:
+    """What a folder holds, hidden files left out; nothing if it is not there."""
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
 
 
 def pictures(folder: Path) -> list[str]:
     """Names of the picture files directly in a folder, sorted."""
-    return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
-    )
+    return sorted(entry.name for entry in visible(folder) if entry.suffix.lower() in SUFFIXES and entry.is_file())
 
 
 def folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in visible(folder) if entry.is_dir())
 
 
 def readable(name: str) -> str:
@@ -78,17 +71,17 @@ def spelled(name: str) -> str:
     return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).replace(" ", "_")
 
 
-def listed(root: Path, paths: Sequence[str], labels: Sequence[int] | None) -> Split:
-    return Split(FileImages(root, tuple(paths)), None if labels is None else np.array(labels, dtype=np.int64))
+def listed(root: Path, paths: Sequence[str], *numbers: Sequence[int] | None) -> Split:
+    """`numbers` are the labels and, if told, the sites."""
+    arrays = (None if values is None else np.array(values, dtype=np.int64) for values in numbers)
+    return Split(FileImages(root, tuple(paths)), *arrays)
 
 
-def hold_out(labels: Indices, step: int = STEP) -> tuple[Indices, Indices]:
+def hold_out(labels: Indices, step: int = 5) -> tuple[Indices, Indices]:
     """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones."""
-    rank = np.empty(len(labels), dtype=np.int64)
+    test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        rank[members] = np.arange(len(members))
-    test = rank % step == step - 1
+        test[np.flatnonzero(labels == label)[step - 1 :: step]] = True
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
 from ..preprocess import PaperPreprocess
-from .files import PHOTO, folders, hold_out, listed, need, pictures, read_lines, read_pairs, readable, whole_number
+from .files import PHOTO, folders, hold_out, listed, need, pictures, read_lines, read_pairs, readable
 
 BARE_PHOTO = "a photo of a {}"  # FedCoPL's, without a full stop
 AUGMENTED = PaperPreprocess(augment=True)  # as CLIP, and in training a random resized crop and flip
@@ -29,16 +29,15 @@ def imagenet_lt(root: Path) -> Dataset:
     def split(name: str) -> Split:
         download = "the ImageNet-LT lists linked from the OpenLongTailRecognition (OLTR) repository on GitHub"
         path = need(lists / f"ImageNet_LT_{name}.txt", download)
-        paths, labels = [], []
-        for line in read_lines(path):
-            picture, _, text = line.rpartition(" ")
-            label = whole_number(text, path)
-            wordnet = next((part for part in Path(picture).parts if part in numbers), None)
-            if not 0 <= label < len(names) or (wordnet is not None and numbers[wordnet] != label):
-                raise UserError(f"{path}: {line!r} contradicts {names_file}; the files are of different editions")
-            paths.append(picture)
-            labels.append(label)
-        return listed(images, paths, labels)
+        pairs = [line.rpartition(" ")[::2] for line in read_lines(path)]
+        for picture, label in pairs:
+            if not label.isdecimal():
+                raise UserError(f"{path}: expected a whole number, got {label!r}; download the file again")
+            told = next((numbers[part] for part in Path(picture).parts if part in numbers), int(label))
+            if int(label) >= len(names) or told != int(label):
+                facts = f"'{picture} {label}' contradicts {names_file}"
+                raise UserError(f"{path}: {facts}; the files are of different editions")
+        return listed(images, [picture for picture, _ in pairs], [int(label) for _, label in pairs])
 
     classes = tuple(map(readable, names.values()))
     return Dataset("imagenet-lt", classes, PHOTO, split("train"), split("test"), paper=AUGMENTED)
@@ -54,9 +53,9 @@ def dtd(root: Path) -> Dataset:
         files = [need(root / "dtd" / "labels" / f"{part}1.txt", download) for part in parts]
         return by_folder(images, [line for file in files for line in read_lines(file)], names)
 
-    classes = tuple(map(readable, names))
     template = "a photo of a {} pattern."  # FedPuReL's; CoOp has "{} texture.", FedCoPL "a photo of a {}"
-    return Dataset("dtd", classes, template, split("train", "val"), split("test"), paper=AUGMENTED)
+    train, test = split("train", "val"), split("test")
+    return Dataset("dtd", tuple(map(readable, names)), template, train, test, paper=AUGMENTED)
 
 
 def resisc45(root: Path) -> Dataset:
@@ -65,19 +64,19 @@ def resisc45(root: Path) -> Dataset:
     images = need(root / "NWPU-RESISC45", download)
     names = folders(images)
     files = [root / f"resisc45-{part}.txt" for part in ("train", "test")]
+
+    def split(file: Path) -> Split:
+        lines = read_lines(need(file, "the other half of this split (or remove both lists for the built-in split)"))
+        # Lists circulate with and without the folder, which the file's own name repeats: airplane_001.jpg.
+        paths = [line if "/" in line else f"{line.rpartition('_')[0]}/{line}" for line in lines]
+        return by_folder(images, paths, names)
+
     if any(file.exists() for file in files):
-        for file in files:
-            need(file, "the other half of this split (or remove both lists for the built-in split)")
-        train, test = (by_folder(images, [in_folder(line) for line in read_lines(file)], names) for file in files)
+        train, test = map(split, files)
     else:
         both = by_folder(images, [f"{name}/{file}" for name in names for file in pictures(images / name)], names)
         train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels), 2))
     return Dataset("resisc45", tuple(map(readable, names)), BARE_PHOTO, train, test)
-
-
-def in_folder(line: str) -> str:
-    """Lists circulate with and without the folder, which the file's own name repeats: airplane_001.jpg."""
-    return line if "/" in line else f"{line.rpartition('_')[0]}/{line}"
 
 
 def cub(root: Path) -> Dataset:
@@ -111,9 +110,9 @@ def ucf101(root: Path) -> Dataset:
     def split(part: str) -> Split:
         videos = [line.split()[0] for line in read_lines(need(lists / f"{part}list01.txt", download))]
         actions = [video.split("/")[0] for video in videos]
-        labels = class_numbers(actions, names, lists / "classInd.txt")
-        pairs = zip(actions, videos, strict=True)
-        return listed(images, [f"{'_'.join(words(action))}/{Path(video).stem}.jpg" for action, video in pairs], labels)
+        folders = ["_".join(words(action)) for action in actions]
+        paths = [f"{folder}/{Path(video).stem}.jpg" for folder, video in zip(folders, videos, strict=True)]
+        return listed(images, paths, class_numbers(actions, names, lists / "classInd.txt"))
 
     classes = tuple(" ".join(words(name)) for name in names)
     return Dataset("ucf101", classes, BARE_PHOTO, split("train"), split("test"))

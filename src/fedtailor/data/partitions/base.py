@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, Indices, Split
-from ..longtail import Rng
+from ..dataset import Dataset, Indices, Rng, Split, by_label
 
 Weights = NDArray[np.float64]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, title="α")]
@@ -27,6 +26,7 @@ class Share(NamedTuple):
     test: Indices
 
 
+NOTHING = Share(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 Shares = tuple[Share, ...]
 
 
@@ -39,25 +39,10 @@ class Partition(BaseModel, ABC):
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
 
 
-class Deal:
-    """The pieces of classes that each of K clients has been dealt so far."""
-
-    def __init__(self, clients: int) -> None:
-        self.pieces: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
-        self.train_sizes = np.zeros(clients, dtype=np.int64)
-        self.test_sizes = np.zeros(clients, dtype=np.int64)
-
-    def add(self, train: list[Indices], test: list[Indices], receivers: Iterable[int] | None = None) -> None:
-        """A piece of each list for each receiver, in order; all clients unless given."""
-        for client, *more in zip(range(len(self.pieces)) if receivers is None else receivers, train, test, strict=True):
-            for held, piece in zip(self.pieces[client], more, strict=True):
-                held.append(piece)
-            self.train_sizes[client] += len(more[0])
-            self.test_sizes[client] += len(more[1])
-
-    def shares(self) -> Shares:
-        nothing = np.empty(0, dtype=np.int64)
-        return tuple(Share(*(np.concatenate([nothing, *held]) for held in both)) for both in self.pieces)
+def deal(shares: list[Share], receivers: Iterable[int], train: list[Indices], test: list[Indices]) -> None:
+    """Give each receiver, in order, a piece of either list, behind what it has."""
+    for client, *pieces in zip(receivers, train, test, strict=True):
+        shares[client] = Share(*map(np.append, shares[client], pieces))
 
 
 def capped(alpha: float, room: NDArray[np.bool_], test_room: NDArray[np.bool_], rng: Rng) -> Weights:
@@ -79,18 +64,14 @@ def random_parts(split: Split, clients: int, rng: Rng) -> list[Indices]:
     return np.array_split(rng.permutation(len(split)).astype(np.int64), clients)
 
 
-def pair(train: list[Indices], test: list[Indices]) -> Shares:
-    return tuple(Share(*both) for both in zip(train, test, strict=True))
-
-
-def labels_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> tuple[Indices, Indices]:
-    """The training and the test labels, of which the partition of that name needs both."""
-    labels, test_labels = dataset.train.labels, dataset.test.labels
+def members_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> list[tuple[Indices, Indices]]:
+    """The training and the test pictures of each class. The partition of that name needs labels of both."""
+    C, labels, test_labels = len(dataset.classes), dataset.train.labels, dataset.test.labels
     if labels is None or test_labels is None:
         which = f"the {'training' if labels is None else 'test'} pictures of {dataset.name}"
         raise UserError(f"partition {name} needs labels and {which} have none; take iid or site")
     check_size(dataset, clients, least)
-    return labels, test_labels
+    return list(zip(by_label(labels, C), by_label(test_labels, C), strict=True))
 
 
 def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
@@ -98,7 +79,5 @@ def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
     if clients < 1:
         raise UserError(f"clients must be 1 or more, got {clients}")
     if clients * least > pictures:
-        raise UserError(
-            f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on, "
-            f"{dataset.name} has {pictures}; take {pictures // least} clients or fewer"
-        )
+        needed = f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on"
+        raise UserError(f"{needed}, {dataset.name} has {pictures}; take {pictures // least} clients or fewer")

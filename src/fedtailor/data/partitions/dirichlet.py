@@ -6,9 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, Indices
-from ..longtail import Rng
-from .base import TRIES, Alpha, Deal, Partition, Shares, capped, cut, labels_for
+from ..dataset import Dataset, Rng
+from .base import NOTHING, TRIES, Alpha, Partition, Share, Shares, capped, cut, deal, members_for
 
 
 class Dirichlet(Partition):
@@ -28,31 +27,23 @@ class Dirichlet(Partition):
     )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_for("dirichlet", dataset, clients, self.min_size)
-        min_test = self.min_size if self.min_test is None else self.min_test
-        min_test = min_test if len(test_labels) else 0
+        members = members_for("dirichlet", dataset, clients, self.min_size)
+        size, test_size = len(dataset.train), len(dataset.test)
+        min_test = (self.min_size if self.min_test is None else self.min_test) if test_size else 0
         for _ in range(TRIES):
-            dealt = self._deal(labels, test_labels, len(dataset.classes), clients, rng)
+            dealt = [NOTHING] * clients
+            for ordered, test_ordered in members:
+                train, test = rng.permutation(ordered), rng.permutation(test_ordered)
+                sizes, test_sizes = np.array([[len(part) for part in share] for share in dealt]).T
+                # A class nobody trains on fills nobody up: without this, all may be full already when it comes.
+                room = sizes < (size / clients if len(train) else np.inf)
+                test_room = test_sizes < test_size / clients if self.own_test_cap and len(test) else room
+                shares = capped(self.alpha, room, test_room, rng)
+                deal(dealt, range(clients), cut(train, shares * room), cut(test, shares * test_room))
             if all(len(train) >= self.min_size and len(test) >= min_test for train, test in dealt):
-                for share in dealt:
-                    rng.shuffle(share.train)
-                    rng.shuffle(share.test)
-                return dealt
+                return tuple(Share(*map(rng.permutation, share)) for share in dealt)
         raise UserError(
             f"partition dirichlet: in {TRIES} draws with alpha={self.alpha} and {clients} clients there was always "
             f"one with fewer than {self.min_size} training or {min_test} test pictures "
-            f"(of {len(labels)} and {len(test_labels)}); raise alpha, lower min_size or min_test, or take fewer clients"
+            f"(of {size} and {test_size}); raise alpha, lower min_size or min_test, or take fewer clients"
         )
-
-    def _deal(self, labels: Indices, test_labels: Indices, classes: int, clients: int, rng: Rng) -> Shares:
-        dealt = Deal(clients)
-        for label in range(classes):
-            train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
-            rng.shuffle(train)
-            rng.shuffle(test)
-            # A class nobody trains on fills nobody up: without this, all may be full already when it comes.
-            room = dealt.train_sizes < (len(labels) / clients if len(train) else np.inf)
-            test_room = dealt.test_sizes < len(test_labels) / clients if self.own_test_cap and len(test) else room
-            shares = capped(self.alpha, room, test_room, rng)
-            dealt.add(cut(train, shares * room), cut(test, shares * test_room))
-        return dealt.shares()

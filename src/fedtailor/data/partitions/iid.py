@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..dataset import Dataset
-from ..longtail import Rng
-from .base import Partition, Shares, check_size, pair, random_parts
+from ..dataset import Dataset, Rng
+from .base import Partition, Share, Shares, check_size, random_parts
 
 
 class Iid(Partition):
@@ -12,4 +11,5 @@ class Iid(Partition):
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         check_size(dataset, clients)
-        return pair(random_parts(dataset.train, clients, rng), random_parts(dataset.test, clients, rng))
+        train, test = (random_parts(split, clients, rng) for split in (dataset.train, dataset.test))
+        return tuple(map(Share, train, test))

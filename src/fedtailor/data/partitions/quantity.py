@@ -6,9 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from ...base.errors import UserError
-from ..dataset import Dataset, Indices
-from ..longtail import Rng
-from .base import Deal, Partition, Shares, labels_for
+from ..dataset import Dataset, Indices, Rng
+from .base import NOTHING, Partition, Shares, deal, members_for
 
 
 class Quantity(Partition):
@@ -21,28 +20,23 @@ class Quantity(Partition):
     least: int = Field(10, ge=0, description="Pictures a client gets at least, spread over all classes.")
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        labels, test_labels = labels_for("quantity", dataset, clients)
+        members = members_for("quantity", dataset, clients)
         C, holders = len(dataset.classes), int(self.share * clients)
         if holders == 0:
             needed = int(np.ceil(1 / self.share))
             raise UserError(f"partition quantity with share={self.share} needs {needed} clients or more, got {clients}")
-        left = np.full(clients, self.share * C)
-        dealt = Deal(clients)
-        for label in range(C):
+        dealt, left = [NOTHING] * clients, np.full(clients, self.share * C)
+        for label, both in enumerate(members):
             chosen = np.flatnonzero(left > 0)[:holders]  # a started quota is used up whole, as released
             if len(chosen) == 0:
                 raise UserError(f"partition quantity: share={self.share} leaves class {label} to nobody; raise it")
             left[chosen] -= 1
-            train, test = np.flatnonzero(labels == label), np.flatnonzero(test_labels == label)
-            pieces, test_pieces = (self._cut(members, len(chosen), C, clients, rng) for members in (train, test))
-            dealt.add(pieces, test_pieces, chosen)
-        empty = np.flatnonzero(dealt.train_sizes == 0)
-        if len(empty):
-            raise UserError(
-                f"partition quantity leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures; take "
-                f"{clients - len(empty)} clients, or another share than {self.share}"
-            )
-        return dealt.shares()
+            deal(dealt, chosen, *(self._cut(part, len(chosen), C, clients, rng) for part in both))
+        if empty := [k for k, share in enumerate(dealt) if len(share.train) == 0]:
+            facts = f"leaves client(s) {', '.join(map(str, empty))} of {clients} without pictures"
+            todo = f"take {clients - len(empty)} clients, or another share than {self.share}"
+            raise UserError(f"partition quantity {facts}; {todo}")
+        return tuple(dealt)
 
     def _cut(self, members: Indices, holders: int, classes: int, clients: int, rng: Rng) -> list[Indices]:
         """Uneven consecutive pieces: all but the last get at most their even part, the last takes the rest."""

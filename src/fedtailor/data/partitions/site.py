@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...base.errors import UserError
-from ..dataset import Dataset
-from ..longtail import Rng
-from .base import Partition, Share, Shares, pair, random_parts
+from ..dataset import Dataset, Rng
+from .base import Partition, Share, Shares, random_parts
 
 
 class BySite(Partition):
@@ -19,15 +18,13 @@ class BySite(Partition):
             raise UserError(f"partition site needs each picture's site and {dataset.name} does not say; take iid")
         found = np.unique(sites)
         if (count := len(found)) != clients:
-            raise UserError(
-                f"partition site: {dataset.name} has {count} sites and was to go to {clients} clients; "
-                f"set clients={count}"
-            )
+            facts = f"{dataset.name} has {count} sites and was to go to {clients} clients"
+            raise UserError(f"partition site: {facts}; set clients={count}")
+        train = [np.flatnonzero(sites == site) for site in found]
         if test_sites is None:
-            return pair([np.flatnonzero(sites == site) for site in found], random_parts(dataset.test, clients, rng))
+            return tuple(map(Share, train, random_parts(dataset.test, clients, rng)))
         if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
-            raise UserError(
-                f"partition site: site number(s) {', '.join(map(str, strangers))} of {dataset.name} have test pictures "
-                "but none to train on; move some to train or take the test pictures out"
-            )
-        return tuple(Share(np.flatnonzero(sites == site), np.flatnonzero(test_sites == site)) for site in found)
+            which = f"site number(s) {', '.join(map(str, strangers))} of {dataset.name}"
+            todo = "move some to train or take the test pictures out"
+            raise UserError(f"partition site: {which} have test pictures but none to train on; {todo}")
+        return tuple(map(Share, train, [np.flatnonzero(test_sites == site) for site in found]))
