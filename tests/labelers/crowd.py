@@ -48,8 +48,8 @@ class Crowd:
         replies = {}
         for k in cohort:
             kept = self.memory.setdefault(k, {})
-            mail = (inbox or {}).get(k, {})
-            me = Me(k, server.round, Pictures(self.tables[k]), kept, mail, torch.Generator(), own_model)  # type: ignore[arg-type]
+            sent = (inbox or {}).get(k, {})
+            me = Me(k, server.round, Pictures(self.tables[k]), kept, sent, torch.Generator(), own_model)  # type: ignore[arg-type]
             reply = pass_(model, me, {})
             kept |= reply.keep
             replies[k] = Reply(reply.params, reply.weight, reply.stats)

@@ -14,11 +14,11 @@ from fedtailor.client.codec import client_to_bytes
 from fedtailor.core.types import Me, Params, Reply
 from fedtailor.labelers import LABELERS
 from fedtailor.runs.folder import server_to_bytes
-from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.build import Experiment, assemble
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
-from world import settings, world
+from world import checkpoint, settings, world
 
 METHODS = {
     "promptfl": "text_prompt",
@@ -49,7 +49,8 @@ def with_other_truths(experiment: Experiment) -> Experiment:
     assert dataset.train.labels is not None
     wrong = (dataset.train.labels + 1 + np.arange(len(dataset.train)) % 3) % len(dataset.classes)
     train = replace(dataset.train, labels=wrong.astype(np.int64))
-    return replace(experiment, federation=replace(experiment.federation, dataset=replace(dataset, train=train)))
+    federation = replace(experiment.federation, dataset=replace(dataset, train=train))
+    return assemble(experiment.run, federation, experiment.tests.groups, checkpoint())
 
 
 @pairs

@@ -184,7 +184,7 @@ def test_a_federation_is_labelled_every_two_rounds() -> None:
         seen.append([labels(engine.clients[k].memory) for k in range(4)])
     assert seen[0] == seen[1] != seen[2]
     assert all(any(client) for client in seen[0])
-    sizes = [len(shelf) for shelf in experiment.client_data.values()]
+    sizes = [len(data) for data in experiment.client_data.values()]
     assert all(i < n for client, n in zip(seen[2], sizes, strict=True) for i, _ in client)
 
 
@@ -194,8 +194,8 @@ def test_a_federation_is_first_labelled_by_zero_shot_clip() -> None:
     labeler = experiment.job.labeler
     assert labeler is not None
     labeler.label(experiment.job.first_server(), range(4), engine)
-    for k, shelf in experiment.client_data.items():
-        (view,) = shelf.views()
+    for k, data in experiment.client_data.items():
+        (view,) = data.views()
         predicted = experiment.job.model.zero_shot_logits(view.x).argmax(1)
         kept = engine.clients[k].memory
         assert len(kept["labels.y"])

@@ -95,7 +95,7 @@ def test_a_federation() -> None:
     engine = make_engine(experiment)
     assert experiment.job.labeler is not None
     experiment.job.labeler.label(experiment.job.first_server(), range(4), engine)
-    for k, shelf in experiment.client_data.items():
-        (view,) = shelf.views()
+    for k, data in experiment.client_data.items():
+        (view,) = data.views()
         probs = experiment.job.model.zero_shot_logits(view.x).softmax(1)
         assert labels(engine.clients[k].memory) == plain_reading(probs, 2, repeated=False)

@@ -42,8 +42,8 @@ def test_a_federation() -> None:
     labeler = experiment.job.labeler
     assert labeler is not None
     labeler.label(experiment.job.first_server(), range(4), engine)
-    for k, shelf in experiment.client_data.items():
-        (view,) = shelf.views()
+    for k, data in experiment.client_data.items():
+        (view,) = data.views()
         assert torch.equal(
             engine.clients[k].memory["labels.y"], experiment.job.model.zero_shot_logits(view.x).argmax(1)
         )

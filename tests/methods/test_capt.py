@@ -40,7 +40,7 @@ TUNER = "coupled+class_prompt"
 
 
 def golden_case() -> tuple[GoldenCase, Params, Params]:
-    """The golden model, its parameters, and what the server mails: the class counts."""
+    """The golden model, its parameters, and what the server sends: the class counts."""
     g = golden("capt_model_g1c3")
     case = GoldenCase(make_tuner(TUNER, {"coupled": {"length": 1}, "class_prompt": {"length": 3}}))
     return case, {ours: g[f"input.{theirs}"] for ours, theirs in NAMES.items()}, {"counts": g["input.cls_num_list"]}
@@ -56,11 +56,11 @@ def golden_case() -> tuple[GoldenCase, Params, Params]:
     ],
 )
 def test_released_losses_and_gradients(weights: dict[str, float], loss: str, gradient: str) -> None:
-    g, (case, theta, mail) = golden("capt_model_g1c3"), golden_case()
+    g, (case, theta, inbox) = golden("capt_model_g1c3"), golden_case()
     method = RELEASED.model_copy(update=weights)
     leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
-    close(method.loss(case.model, leaves, case.batch, mail).detach(), g[loss])
-    found = method.gradient(case.model, mail)(leaves, case.batch)
+    close(method.loss(case.model, leaves, case.batch, inbox).detach(), g[loss])
+    found = method.gradient(case.model, inbox)(leaves, case.batch)
     seen = 0
     for ours, theirs in NAMES.items():
         if f"{gradient}.{theirs}" in g and g[f"{gradient}.{theirs}"].norm() > 0:
@@ -71,11 +71,11 @@ def test_released_losses_and_gradients(weights: dict[str, float], loss: str, gra
 
 def test_released_steps() -> None:
     """Two steps of SGD on the same batch; the released mask comes too late to matter, so every class has moved."""
-    g, (case, theta, mail) = golden("capt_model_g1c3"), golden_case()
+    g, (case, theta, inbox) = golden("capt_model_g1c3"), golden_case()
     now = {n: v.clone().requires_grad_() for n, v in theta.items()}
     optimiser = RELEASED.local.make(list(now.values()))
     for step, key in ((1, "after_1_step"), (2, "after_2_steps")):
-        found = RELEASED.gradient(case.model, mail)(now, case.batch)
+        found = RELEASED.gradient(case.model, inbox)(now, case.batch)
         for name, value in now.items():
             value.grad = found[name]
         optimiser.step()
@@ -86,9 +86,9 @@ def test_released_steps() -> None:
 
 def test_row_mask() -> None:
     """Classes 2 and 4 are absent from the batch: their rows get no gradient, the others the whole of theirs."""
-    g, (case, theta, mail) = golden("capt_model_g1c3"), golden_case()
+    g, (case, theta, inbox) = golden("capt_model_g1c3"), golden_case()
     leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
-    found = RELEASED.model_copy(update={"mask": True}).gradient(case.model, mail)(leaves, case.batch)
+    found = RELEASED.model_copy(update={"mask": True}).gradient(case.model, inbox)(leaves, case.batch)
     theirs = g["grad_after_mask.prompt_learner.class_aware_ctx"]
     assert theirs[[2, 4]].abs().sum() == 0
     assert found["class.ctx"][[2, 4]].abs().sum() == 0
@@ -103,7 +103,7 @@ def test_row_mask_takes_candidate_classes_too() -> None:
 
 def parts(method: CAPT) -> dict[str, float]:
     """Each weighted term of the objective on the golden batch, alone."""
-    case, theta, mail = golden_case()
+    case, theta, inbox = golden_case()
     alone = {
         "ge": method.model_copy(update={"lam": 0.0, "la": 0.0}),
         "lam": method.model_copy(update={"ge": 0.0, "la": 0.0}),
@@ -111,7 +111,7 @@ def parts(method: CAPT) -> dict[str, float]:
         "all": method,
     }
     with torch.no_grad():
-        return {name: m.loss(case.model, theta, case.batch, mail).item() for name, m in alone.items()}
+        return {name: m.loss(case.model, theta, case.batch, inbox).item() for name, m in alone.items()}
 
 
 def test_eq_1_general_prompt() -> None:
@@ -128,8 +128,8 @@ def test_eq_1_general_prompt() -> None:
 
 def test_eq_2_class_aware_prompt() -> None:
     """L_ca = −1/N Σ_i ln (π_y e^{s_y} / Σ_j π_j e^{s_j}), s_j = cos(g([P_c^j, CLASS_j]), z'_i)/τ."""
-    case, theta, mail = golden_case()
-    pi = (mail["counts"] / mail["counts"].sum()).double()
+    case, theta, inbox = golden_case()
+    pi = (inbox["counts"] / inbox["counts"].sum()).double()
     with torch.no_grad():
         z = case.model.image(theta, case.x)
         own = GoldenCase(make_tuner("class_prompt", {"length": 3})).model

@@ -157,9 +157,9 @@ def test_retraining_shuffles_its_batches() -> None:
 def test_a_client_sends_the_gradients_of_its_classes(tuner: str) -> None:
     """Of the received re-trained classifier on the received network's features: autograd's, over all its pictures."""
     experiment = small(tuner)
-    job, shelf = experiment.job, experiment.client_data[0]
-    y = shelf.labels
-    some = shelf.labelled((y != 2).nonzero().flatten(), y[y != 2])
+    job, data = experiment.job, experiment.client_data[0]
+    y = data.labels
+    some = data.labelled((y != 2).nonzero().flatten(), y[y != 2])
     rng = torch.Generator().manual_seed(0)
     params = {n: v + 0.1 * torch.randn(v.shape, generator=rng) for n, v in job.first_server().params.items()}
     reply, _ = client_step(job, 0, job.method.train, Task("train", 0, params), ClientState(), some)

@@ -27,8 +27,8 @@ def test_aggregation() -> None:
 
 def test_loss_is_cross_entropy_of_the_scaled_cosines() -> None:
     experiment = world()
-    job, shelf = experiment.job, experiment.client_data[0]
-    batch = next(shelf.batches(4, True, torch.Generator().manual_seed(0)))
+    job, data = experiment.job, experiment.client_data[0]
+    batch = next(data.batches(4, True, torch.Generator().manual_seed(0)))
     theta = job.start
     cosines = job.model.image(theta, batch.x) @ job.model.text(theta).T
     expected = F.cross_entropy(cosines * job.model.clip.logit_scale.exp(), batch.y)

@@ -174,9 +174,9 @@ def test_who_owns_what() -> None:
 def test_a_client_knows_its_classes() -> None:
     """The classes of its training pictures, though it never sends which; the frame is as it was."""
     experiment = small()
-    job, shelf = experiment.job, experiment.client_data[0]
-    y = shelf.labels
-    some = shelf.labelled(((y == 1) | (y == 4)).nonzero().flatten(), y[(y == 1) | (y == 4)])
+    job, data = experiment.job, experiment.client_data[0]
+    y = data.labels
+    some = data.labelled(((y == 1) | (y == 4)).nonzero().flatten(), y[(y == 1) | (y == 4)])
     task = Task("train", 0, job.first_server().params)
     reply, client = client_step(job, 0, job.method.train, task, ClientState(), some)
     assert client.local["local.present"].tolist() == [0, 1, 0, 0, 1]

@@ -150,7 +150,7 @@ def test_golden_models(file: str, tuner: str, options: dict[str, Any], align: st
 
 
 def rounds(experiment: Experiment) -> list[Params]:
-    """The shared parameters after every round; the engine is left on the setup's clients."""
+    """The shared parameters after every round; the engine is left on the experiment's clients."""
     engine, server = make_engine(experiment), experiment.job.first_server()
     found = []
     while server.round < experiment.rounds:

@@ -39,12 +39,12 @@ def test_alone_is_each_clients_own_descent() -> None:
 
 def test_central_trains_on_every_picture_once_an_epoch() -> None:
     experiment = world("central", rounds=1)
-    (shelf,) = experiment.client_data.values()
+    (data,) = experiment.client_data.values()
     assert list(experiment.client_data) == [OWN]
-    assert len(shelf) == sum(len(share.train) for share in experiment.federation.shares)
+    assert len(data) == sum(len(share.train) for share in experiment.federation.shares)
     truths = experiment.federation.dataset.train.labels
     assert truths is not None
-    assert torch.equal(shelf.counts(), torch.bincount(torch.from_numpy(truths)))
+    assert torch.equal(data.counts(), torch.bincount(torch.from_numpy(truths)))
 
 
 def test_central_gives_everyone_the_same_model() -> None:

@@ -110,7 +110,7 @@ def test_capt() -> None:
     )
     method, model, local = experiment.job.method, experiment.job.model, experiment.run.local
     counts = torch.from_numpy(experiment.federation.counts)
-    mail = {"counts": counts.sum(0)}
+    inbox = {"counts": counts.sum(0)}
     server = dict(experiment.job.start)
     live = {n: v.clone().requires_grad_() for n, v in server.items()}
     optimiser = torch.optim.SGD(list(live.values()), local.lr, local.momentum, weight_decay=local.weight_decay)
@@ -119,7 +119,7 @@ def test_capt() -> None:
         for k in range(CLIENTS):
             for batch in batches(experiment, t, k, "train"):
                 optimiser.zero_grad()
-                method.loss(model, live, batch, mail).backward()
+                method.loss(model, live, batch, inbox).backward()
                 optimiser.step()
             states.append({n: v.detach().clone() for n, v in live.items()})
             sizes.append(len(experiment.client_data[k]))

@@ -44,7 +44,7 @@ def small(tuner: str, method: str = "rucr", **more: Any) -> Experiment:
 
 
 class Listening(LocalEngine):
-    """Keeps every visit: client, what went down, what came up, and the client before."""
+    """Keeps every client step: client, what went down, what came up, and the client before."""
 
     seen: list[tuple[int, Task, Reply, ClientState]]
 

@@ -31,7 +31,7 @@ class FPL(SelfLabeler):
 def leaderboards(probs: Tensor, k: int, repeated: bool = False) -> tuple[Tensor, Tensor]:
     """(index, y) of the k pictures on each class's board, board by board."""
     boards: list[list[tuple[float, int]]] = [[] for _ in range(probs.shape[1])]  # (−p, picture)
-    bar = probs.new_full((len(boards),), -1.0)  # to be passed: the last of a full board; below all if there is room
+    bar = probs.new_full((len(boards),), -1.0)  # to beat: the last of a full board; below all while a board is not full
     for i, p in enumerate(probs):
         takers = (p > bar).nonzero().flatten()
         if not repeated or p.argmax() in takers:

@@ -1,4 +1,4 @@
-"""FedAvg: clients descend on their own loss, the server averages what they reach, weighted by their samples.
+"""FedAvg: clients train on their own data, the server averages what they reach, weighted by their samples.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 Notation: w → theta, n_k → weight, C → fraction, E → local.epochs, B → local.batch, η → local.lr.

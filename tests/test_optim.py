@@ -129,7 +129,7 @@ def test_rates_of_fedcopl() -> None:
         assert rates == pytest.approx(golden, rel=1e-6)
 
 
-def test_descend_uses_the_rate_of_its_round_and_epoch() -> None:
+def test_optimise_uses_the_rate_of_its_round_and_epoch() -> None:
     """Round 1 of 2 epochs, span 4: rates 0.1 · 0.5 and 0.1 · (1 − √½)/2 = 0.0146447; w = 0.95 · 0.9853553."""
     local = LocalTraining(lr=0.1, epochs=2, momentum=0, weight_decay=0, schedule="cosine", span=4)
     theta = {"w": torch.tensor([1.0], dtype=torch.float64)}
@@ -185,9 +185,9 @@ def test_what_a_loss_does_not_reach_has_no_gradient() -> None:
     [(10, True, [4, 4]), (10, False, [4, 4, 2]), (3, True, [3]), (8, True, [4, 4]), (4, True, [4])],
 )
 def test_the_last_small_batch(samples: int, drop_last: bool, sizes: list[int]) -> None:
-    """It is dropped where asked, unless it is the only one; descend passes the wish on."""
+    """It is dropped where asked, unless it is the only one; optimise passes the wish on."""
     values = np.zeros((samples, 1), dtype=np.float32)
-    shelf = ClientData(CachedFeatures(values), np.arange(samples), np.zeros(samples, dtype=np.int64), 1)
+    data = ClientData(CachedFeatures(values), np.arange(samples), np.zeros(samples, dtype=np.int64), 1)
     seen: list[int] = []
 
     def gradient(now: Params, batch: Batch) -> Params:
@@ -195,13 +195,13 @@ def test_the_last_small_batch(samples: int, drop_last: bool, sizes: list[int]) -
         return {"w": torch.zeros(1)}
 
     local = LocalTraining(batch=4, drop_last=drop_last, epochs=2)
-    optimise(gradient, {"w": torch.zeros(1)}, shelf, local, 0, generator(0))
+    optimise(gradient, {"w": torch.zeros(1)}, data, local, 0, generator(0))
     assert seen == sizes * 2
 
 
 def test_every_epoch_has_its_own_order() -> None:
     """The generator runs on: two epochs meet the samples in different orders, and the same seed gives both again."""
-    shelf = ClientData(
+    data = ClientData(
         CachedFeatures(np.zeros((32, 1), dtype=np.float32)), np.arange(32), np.zeros(32, dtype=np.int64), 1
     )
 
@@ -212,7 +212,7 @@ def test_every_epoch_has_its_own_order() -> None:
             seen.append(batch.index.tolist())
             return {}
 
-        optimise(gradient, {"w": torch.zeros(1)}, shelf, LocalTraining(batch=32, epochs=2), 0, generator(seed))
+        optimise(gradient, {"w": torch.zeros(1)}, data, LocalTraining(batch=32, epochs=2), 0, generator(seed))
         return seen
 
     first, second = orders(1)
