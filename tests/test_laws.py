@@ -172,7 +172,7 @@ def test_neutral_values_give_fedavg(plain: Plain) -> None:
     same = {f"tuner.{key}": value for key, value in flat(run.tuner.options).items()}
     same |= {f"local.{key}": value for key, value in run.local.model_dump(exclude={"betas"}).items()}
     neutral = {f"method.{key}": value for key, value in method.neutral.items()}
-    labels = {f"labels.{key}": value for key, value in run.labels.model_dump().items()}
+    labels = {f"labels.{key}": value for key, value in {"name": run.labels.name, **run.labels.options}.items()}
     who = {"fraction": 1.0 if method.everyone_first else run.fraction}
     fedavg = shared(go(world("fedavg", plain.tuner, **same, **labels, **who)))
     assert equal(shared(go(plain.world(**neutral, **who))), fedavg)
