@@ -106,12 +106,11 @@ def run(
 ) -> None:
     """Run a method on the sites: fedtailor flower run DIR capt data=folder:TESTS rounds=20"""
     with waiting("starting", quiet):
-        from ..flower import queue
         from ..flower.deployment import Deployment
         from ..flower.status import follow
         from .progress import Progress
     deployment, given = Deployment(folder), words or []
-    name = queue.resume(deployment, resume, given) if resume else queue.submit(deployment, given, name, run_of)
+    name = deployment.resume(resume, given) if resume else deployment.submit(given, name, run_of)
     if detach:
         Console().print(f"asked for {name}; fedtailor flower status {folder} tells how it goes", highlight=False)
         return

@@ -19,7 +19,7 @@ from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..data import FORMS
 from ..remote.client import RemoteClient
-from .deployment import need_file
+from .init import need_file
 from .messages import client_app
 from .process import ManagedProcess
 from .sites import site_session
