@@ -11,7 +11,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 
@@ -61,10 +60,8 @@ def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = ""
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
     site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data, backbone, device))
 
-    def reply(kind: str, message: bytes, context: Context) -> bytes:
-        return str(home.client).encode() if kind == "query.who" else site.handle(message)
-
-    serve_site(home, client_app(reply))
+    who = str(home.client).encode()
+    serve_site(home, client_app(lambda kind, data, context: who if kind == "query.who" else site.handle(data)))
 
 
 def serve_site(home: SiteFolder, app: ClientApp) -> None:
@@ -81,13 +78,9 @@ def serve_site(home: SiteFolder, app: ClientApp) -> None:
     with FolderLock(home.folder, "client"):
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
-        node = ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr)
-        node.start()
         log.info("client %d: for the server at %s", home.client, home.server)
-        try:
+        with ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
-        finally:
-            node.stop()
 
 
 def free_port() -> int:

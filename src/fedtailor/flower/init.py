@@ -23,9 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurv
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat, load_pem_private_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..base.errors import UserError
+from ..base.errors import UserError, explain
 from ..base.files import write_atomic
-from ..base.validation import explain
 from ..base.version import __version__
 from . import pki
 

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -73,18 +74,12 @@ class Coordinator:
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
-        self.superlink.start()
-        try:
+        with self.superlink:
             self.admit_sites()
-            log.info(
-                "ready: %d sites may come in at port %d", len(self.deployment.sites()), self.deployment.config.port
-            )
             while not self.over.is_set():
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
-        finally:
-            self.superlink.stop()
 
     def admit_sites(self) -> None:
         """Let in the sites whose keys are here, and no others."""
@@ -102,6 +97,7 @@ class Coordinator:
                 self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
         for key in known - set(keys.values()):
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
+        log.info("ready: %d sites may come in at port %d", len(keys), self.deployment.config.port)
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
@@ -146,10 +142,8 @@ class Coordinator:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
             fab = build_fab_from_disk(self.deployment.root / "app")
-        request = StartRunRequest(
-            fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
-            override_config=user_config_to_proto({"run": name}),
-        )
+        app = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
+        request = StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name}))
         started, pause = self.control.StartRun(request).run_id, Backoff(*PAUSE)
         while (task := self.runtime.acquire()) is None or task.run != started:
             if task is not None:  # of an attempt that ended before its task was taken
@@ -170,11 +164,11 @@ class Coordinator:
             raise Stopped
 
 
+@dataclass(frozen=True)
 class RoundLog(Callback):
     """A line for the log after every round."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         told = f"{self.name}: round {record.round} of {rounds}"

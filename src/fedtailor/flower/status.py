@@ -61,19 +61,17 @@ def follow(deployment: Deployment, name: str, progress: Callback = SILENT) -> di
         raise UserError(f"{name} failed: {(folder / FAILURE).read_text()}")
     if state != "finished":
         raise UserError(f"{name} was stopped; go on with: fedtailor flower run {deployment.root} --resume {name}")
-    summary: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return summary
+    return dict(json.loads((folder / "result.json").read_text()))
 
 
 def collect(deployment: Deployment) -> dict[str, Any]:
     """Sites and runs, as data."""
     sites, up = deployment.sites(), is_locked(deployment.folder)
-    online: dict[bytes, str] = {}
     try:
         nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info
-        online = {node.public_key: node.status for node in nodes}
     except httpx.HTTPError:
-        up = False
+        nodes, up = (), False
+    online = {node.public_key: node.status for node in nodes}
     return {
         "server": "up" if up else "down",
         "port": deployment.config.port,

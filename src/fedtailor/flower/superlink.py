@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 from google.protobuf.message import DecodeError
+from starlette.responses import Response
 
 from .messages import PIECE
 
@@ -36,13 +37,13 @@ class Gate:
         if scope["type"] == "lifespan" or scope["server"][1] == self.control_port:
             await self.app(scope, receive, send)
         elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
-            await refuse(send, 404)
+            await Response(status_code=404)(scope, receive, send)
         elif int(dict(scope["headers"]).get(b"content-length", REQUEST + 1)) > REQUEST:
-            await refuse(send, 413)  # also if it does not tell its length
+            await Response(status_code=413)(scope, receive, send)  # also if it does not tell its length
         elif scope["path"] != PUSH:
             await self.app(scope, receive, send)
         elif too_many(body := await read(receive), self.pieces):
-            await refuse(send, 413)
+            await Response(status_code=413)(scope, receive, send)
         else:
             await self.app(scope, again(body, receive), send)
 
@@ -73,32 +74,23 @@ def too_many(body: bytes, pieces: int) -> bool:
     return sum(1 for tree in trees for _ in iterate_object_tree(tree)) > pieces
 
 
-async def refuse(send: Any, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 def listen(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, int(port)))
+    listener.bind((host.strip("[]"), int(port)))
     return listener
 
 
 def main() -> None:
-    parent, public, limit = sys.argv[1:4]
-    sys.argv = ["flower-superlink", *sys.argv[4:]]
+    _, parent, public, limit, *options = sys.argv
+    sys.argv = ["flower-superlink", *options]
     start_parent_process_monitor(int(parent))
     config = _parse_superlink_lifespan_config()
     listeners = [listen(f"{config.host}:{config.port}"), listen(public)]
     gate = Gate(create_app(config, SuperLinkLifespan), config.port, int(limit))
-    settings = uvicorn.Config(
-        gate, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile, access_log=False, log_level="warning"
-    )
-    uvicorn.Server(settings).run(sockets=listeners)
+    tls: Any = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
+    uvicorn.Server(uvicorn.Config(gate, access_log=False, log_level="warning", **tls)).run(sockets=listeners)
 
 
 if __name__ == "__main__":

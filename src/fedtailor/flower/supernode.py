@@ -25,12 +25,6 @@ from ..base.polling import Backoff
 PAUSES = 0.5, 3.0, 1.04  # seconds between two looks for a message: at first, at most (after a minute), and their growth
 
 
-def replies_wait(state: Any) -> bool:
-    with state.lock_msg_store:
-        entries = list(state.msg_store.values())
-    return any(entry.message.metadata.reply_to_message_id and not entry.is_retrieved for entry in entries)
-
-
 def main() -> None:
     start_parent_process_monitor(int(sys.argv[1]))
     sys.argv = ["flower-supernode", *sys.argv[2:]]
@@ -39,10 +33,13 @@ def main() -> None:
     def pull_or_push(*, state: Any, **more: Any) -> int | None:
         """Other than None makes the node look for replies; it then waits for none, since there are some."""
         got = pull(state=state, **more)
-        got = 0 if got is None and replies_wait(state) else got
-        if got is not None:
-            pause.reset()
-        return got
+        if got is None:
+            with state.lock_msg_store:
+                unsent = [entry.message for entry in state.msg_store.values() if not entry.is_retrieved]
+            if not any(message.metadata.reply_to_message_id for message in unsent):
+                return None
+        pause.reset()
+        return got or 0
 
     def sleep(seconds: float) -> None:
         time.sleep(min(seconds, pause.next()))
