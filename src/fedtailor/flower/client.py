@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import socket
-import threading
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from ..data import FORMS
 from ..remote.client import RemoteClient
 from .init import need_file
 from .messages import client_app
-from .process import ManagedProcess
+from .process import ManagedProcess, until_signal
 from .sites import site_session
 from .worker import Runtime, serve
 
@@ -65,9 +63,7 @@ def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = ""
 
 
 def serve_site(home: SiteFolder, app: ClientApp) -> None:
-    over = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: over.set())
+    over = until_signal()
     flwr, secret, port = home.folder / "flwr", secrets.token_hex(32).encode(), free_port()
     words = [
         *("--superlink", home.server, "--root-certificates", str(home.folder / "ca.pem")),

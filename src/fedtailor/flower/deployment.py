@@ -1,7 +1,7 @@
 """A deployment's folder on the server, and the runs that are asked for in it.
 
-A run is asked for by a file in `server/queue/`, which is removed when the run is finished, failed or stopped. What the
-run writes is in `server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
+A run is asked for by a file in `server/queue/`, which is removed when the run is over; what it writes is in
+`server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
 """
 
 from __future__ import annotations

@@ -147,11 +147,11 @@ def fill(folder: Path, template: Traversable, config: DeploymentConfig, **more: 
     """Copy a folder of templates, with the deployment's own values in place of $names."""
     values = {**config.model_dump(), "address": config.address, **more}
     for item in template.iterdir():
+        path = folder / item.name.removesuffix(".template")
         if item.is_dir():
-            fill(folder / item.name, item, config, **more)
+            fill(path, item, config, **more)
         else:
-            text = Template(item.read_text("utf-8")).substitute(values)
-            put(folder / item.name.removesuffix(".template"), text.encode())
+            put(path, Template(item.read_text("utf-8")).substitute(values).encode())
 
 
 def need_file(path: Path, hint: str) -> Path:

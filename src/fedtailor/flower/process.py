@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,14 @@ from ..base.polling import Backoff
 log = logging.getLogger("fedtailor.flower")
 PAUSES = 1.0, 30.0  # seconds before it is started again: the first time, and at most
 STEADY = 60.0  # seconds after which it counts as running well
+
+
+def until_signal() -> threading.Event:
+    """Set once this process is told to end."""
+    over = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: over.set())
+    return over
 
 
 class ManagedProcess:

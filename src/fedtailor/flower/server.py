@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -42,7 +40,7 @@ from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
 from .deployment import Deployment
 from .messages import GridTransport
-from .process import ManagedProcess
+from .process import ManagedProcess, until_signal
 from .sites import server_experiment
 from .status import control_client
 from .worker import Runtime
@@ -58,7 +56,7 @@ class Stopped(Exception):  # noqa: N818  # as it reads
 
 class Coordinator:
     def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
-        self.deployment, self.over = deployment, threading.Event()
+        self.deployment, self.over = deployment, until_signal()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
         words = [
@@ -119,8 +117,7 @@ class Coordinator:
         return True
 
     def conduct(self, name: str) -> None:
-        run, members = self.deployment.asked(name)
-        keys = self.deployment.sites()
+        (run, members), keys = self.deployment.asked(name), self.deployment.sites()
         if gone := [site for site in members if site not in keys]:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
@@ -182,7 +179,4 @@ class RoundLog(Callback):
 def run_server(deployment: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
     """Serve until a signal ends it."""
     with FolderLock(deployment.folder, "server"):
-        coordinator = Coordinator(deployment, listen, limit_mb)
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda *_: coordinator.over.set())
-        coordinator.serve()
+        Coordinator(deployment, listen, limit_mb).serve()

@@ -82,15 +82,10 @@ def collect(deployment: Deployment) -> dict[str, Any]:
 
 def describe_run(deployment: Deployment, name: str) -> dict[str, Any]:
     rows, state = rounds_of(deployment, name), state_of(deployment, name)
-    tested = [row["global"]["overall"] for row in rows if row["global"]]
-    return {
-        "name": name,
-        "state": state,
-        "rounds": len(rows),
-        "overall": tested[-1] if tested else None,
-        "dropped": sum(len(row["dropped"]) for row in rows),
-        "failure": (deployment.runs / name / FAILURE).read_text() if state == "failed" else "",
-    }
+    overall = [row["global"]["overall"] for row in rows if row["global"]] or [None]
+    failure = (deployment.runs / name / FAILURE).read_text() if state == "failed" else ""
+    found = {"name": name, "state": state, "rounds": len(rows), "overall": overall[-1]}
+    return {**found, "dropped": sum(len(row["dropped"]) for row in rows), "failure": failure}
 
 
 def render(found: dict[str, Any]) -> RenderableType:

@@ -1,8 +1,7 @@
 """Flower's SuperLink as a process of ours: `python -m fedtailor.flower.superlink PARENT PUBLIC LIMIT OPTIONS…`
 
-flwr 1.41 serves everything at one address: the Fleet API, for sites, and the Control API, which starts runs and has no
-login. Here there are two addresses. The public one answers to the Fleet API alone, and takes no message that is longer
-than any method's; everything else is at the other one, on this machine only.
+flwr 1.41 serves everything at one address, also the Control API, which starts runs and has no login. Here the public
+address answers to the Fleet API alone, and takes no message that is too long; all else is on this machine only.
 """
 
 from __future__ import annotations
@@ -42,28 +41,24 @@ class Gate:
             await Response(status_code=413)(scope, receive, send)  # also if it does not tell its length
         elif scope["path"] != PUSH:
             await self.app(scope, receive, send)
-        elif too_many(body := await read(receive), self.pieces):
-            await Response(status_code=413)(scope, receive, send)
         else:
-            await self.app(scope, again(body, receive), send)
+            body, again = await read(receive)
+            app = Response(status_code=413) if too_many(body, self.pieces) else self.app
+            await app(scope, again, send)
 
 
-async def read(receive: Any) -> bytes:
+async def read(receive: Any) -> tuple[bytes, Any]:
+    """A request's body, and what gives it once more."""
     body, more = b"", True
     while more:
         part = await receive()
         body, more = body + part.get("body", b""), part.get("more_body", False)
-    return body
-
-
-def again(body: bytes, receive: Any) -> Any:
-    """What was read, to be read once more."""
     parts = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def replay() -> Any:
+    async def again() -> Any:
         return next(parts, None) or await receive()
 
-    return replay
+    return body, again
 
 
 def too_many(body: bytes, pieces: int) -> bool:

@@ -3,10 +3,9 @@
 It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
 server may send along. It ends when that process does.
 
-Two things are changed in it. It looks for messages every half second while there is work; Flower's 3 s are most of what
-a short pass takes. And it sends a reply as soon as there is one. Flower's looks for replies only after getting a
-message, and takes any for the one to that message: after a late one, as when the server was restarted, the next would
-be stuck.
+It looks for messages every half second while there is work; Flower's 3 s are most of what a short pass takes. And it
+sends a reply as soon as there is one; Flower's looks for replies only after a message, and takes any for the one to
+that message: after a late one, as when the server was restarted, the next would be stuck.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ def main() -> None:
         pause.reset()
         return got or 0
 
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, pause.next()))
-
     patched: Any = internal
-    patched._pull_and_store_message, patched.time = pull_or_push, SimpleNamespace(sleep=sleep)
+    patched._pull_and_store_message = pull_or_push
+    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, pause.next())))
     flower_supernode()
 
 

@@ -68,8 +68,7 @@ class Exchange:
     round: int
     waiting: set[int]
     enough: int  # replies
-    # The request to a client, and what to do with its reply; an error says why that does not count. None: the exchange
-    # is about the invitation alone.
+    # The request to a client, and what to do with its reply, or an error. None: it is about the invitation alone.
     write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
     take: Callable[[int, messages.Message, messages.TensorGroups], None] | None = None
     sent: dict[int, tuple[str, bytes]] = field(default_factory=dict)  # request id and bytes; sent again as they are
@@ -87,8 +86,7 @@ class Exchange:
         return not self.waiting or len(self.taken) >= self.enough
 
     def request(self, k: int) -> bytes:
-        if k not in self.sent:
-            assert self.write is not None
+        if k not in self.sent and self.write:
             request, tensors = self.write(k)
             self.sent[k] = request.request_id, messages.encode(request, **tensors)
         return self.sent[k][1]
@@ -340,12 +338,10 @@ def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
 
 def run_id(folder: Path | None) -> str:
     """A run's name among its clients for as long as it lives, kept in its folder."""
-    if folder is None:
-        return secrets.token_hex(16)
-    file = folder / "id"
-    if not file.is_file():
-        write_atomic(file, secrets.token_hex(16).encode())
-    return file.read_text()
+    new = secrets.token_hex(16)
+    if folder and not (folder / "id").is_file():
+        write_atomic(folder / "id", new.encode())
+    return (folder / "id").read_text() if folder else new
 
 
 def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:
