@@ -18,6 +18,7 @@ from fedtailor.client.codec import client_to_bytes, to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.types import Params
+from fedtailor.data.preprocess import AS_CLIP
 from fedtailor.remote import client as site_module
 from fedtailor.remote.client import DIGEST, INVITATION, Refused, RemoteClient, Session, StateFiles
 from fedtailor.remote.messages import (
@@ -45,7 +46,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invitation(**more: Any) -> Invitation:
-    rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "normal": "", "groups": {}}
+    rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "paper": AS_CLIP, "groups": {}}
     return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 

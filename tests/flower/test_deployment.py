@@ -14,7 +14,6 @@ from inline import inline_engine
 from fedtailor.base.errors import UserError
 from fedtailor.base.files import FolderLock, is_locked, write_atomic
 from fedtailor.cli.arguments import run_of
-from fedtailor.flower import queue
 from fedtailor.flower.client import SiteFolder, run_client
 from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
@@ -33,7 +32,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def submit(deployment: Deployment, *words: str, name: str | None = None) -> str:
-    return queue.submit(deployment, list(words), name, run_of)
+    return deployment.submit(list(words), name, run_of)
 
 
 def test_a_run_is_asked_for_by_a_file(deployment: Deployment) -> None:
@@ -77,23 +76,23 @@ def test_going_on(deployment: Deployment) -> None:
     """Only how lost clients are dealt with may change."""
     submit(deployment, "promptfl", name="mine")
     with pytest.raises(UserError, match="in the queue already"):
-        queue.resume(deployment, "mine", [])
+        deployment.resume("mine", [])
     run = deployment.asked("mine")[0]
     deployment.done("mine", "client 1 has lost its state")
     assert state_of(deployment, "mine") == "failed"
     with pytest.raises(UserError, match="no run 'mine' to go on with"):
-        queue.resume(deployment, "mine", [])
+        deployment.resume("mine", [])
     write_atomic(deployment.runs / "mine" / "run.toml", run.to_toml().encode())
     for key in ("lr=0.1", "plan.updates=int8"):
         with pytest.raises(UserError, match="cannot change in the middle"):
-            queue.resume(deployment, "mine", [key])
-    queue.resume(deployment, "mine", ["plan.lost=anew"])
+            deployment.resume("mine", [key])
+    deployment.resume("mine", ["plan.lost=anew"])
     assert deployment.asked("mine")[0].plan.lost == "anew"
     assert state_of(deployment, "mine") == "waiting"
     deployment.done("mine")
     add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
-        queue.resume(deployment, "mine", [])
+        deployment.resume("mine", [])
 
 
 def test_one_server_a_folder(deployment: Deployment) -> None:

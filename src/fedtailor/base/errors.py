@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from pydantic import ValidationError
+
 
 class UserError(Exception):
     """Wrong input. The command line prints the message alone and ends with exit code 2."""
@@ -16,3 +18,11 @@ def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserE
     near = get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {got!r}; {hint}" + (f" ({where})" if where else ""))
+
+
+def explain(error: ValidationError, where: str = "", got: bool = True) -> str:
+    """pydantic's first complaint in one line: `plan.quorum: input should be less than or equal to 1, got 2`"""
+    problem = error.errors()[0]
+    told = problem["msg"].removeprefix("Value error, ")
+    value = f", got {problem['input']!r}" if got and problem["loc"] else ""  # without a place it is about several keys
+    return f"{where}{'.'.join(map(str, problem['loc']))}: {told[0].lower()}{told[1:]}{value}"

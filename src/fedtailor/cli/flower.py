@@ -15,9 +15,7 @@ from .arguments import Json, Quiet, Words, run_of
 from .output import emit, waiting
 from .run import print_result
 
-flower_app = typer.Typer(
-    help="A federation of real sites, over Flower: TLS, a key for each site.", no_args_is_help=True
-)
+flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]
 
 
@@ -32,9 +30,7 @@ def logging_on() -> None:
 def init_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new folder")],
     clients: Annotated[int, typer.Option(help="how many sites")],
-    host: Annotated[
-        list[str], typer.Option(help="the name or address that sites reach the server by; may be repeated")
-    ],
+    host: Annotated[list[str], typer.Option(help="a name or address that sites reach the server by; may be repeated")],
     port: Annotated[int, typer.Option(help="where sites come in")] = 9092,
     control: Annotated[int, typer.Option(help="for commands, on the server's machine only")] = 9093,
 ) -> None:
@@ -106,12 +102,11 @@ def run(
 ) -> None:
     """Run a method on the sites: fedtailor flower run DIR capt data=folder:TESTS rounds=20"""
     with waiting("starting", quiet):
-        from ..flower import queue
         from ..flower.deployment import Deployment
         from ..flower.status import follow
         from .progress import Progress
     deployment, given = Deployment(folder), words or []
-    name = queue.resume(deployment, resume, given) if resume else queue.submit(deployment, given, name, run_of)
+    name = deployment.resume(resume, given) if resume else deployment.submit(given, name, run_of)
     if detach:
         Console().print(f"asked for {name}; fedtailor flower status {folder} tells how it goes", highlight=False)
         return
@@ -136,12 +131,11 @@ def stop(folder: Folder, name: Annotated[str | None, typer.Argument(help="defaul
     from ..flower.deployment import Deployment
 
     deployment = Deployment(folder)
-    waiting_runs = deployment.waiting()
-    if name is None and not waiting_runs:
+    going_on = deployment.waiting()
+    if name is None and not going_on:
         raise UserError("no run is going on")
-    name = name or waiting_runs[0]
-    if name not in waiting_runs:
-        raise UserError(f"{name} is not going on; these are: {', '.join(waiting_runs) or 'none'}")
+    name = name or going_on[0]
+    if name not in going_on:
+        raise UserError(f"{name} is not going on; these are: {', '.join(going_on) or 'none'}")
     deployment.done(name)
-    told = f"stopped {name}; go on with: fedtailor flower run {folder} --resume {name}"
-    Console().print(told, highlight=False)
+    Console(highlight=False).print(f"stopped {name}; go on with: fedtailor flower run {folder} --resume {name}")

@@ -13,14 +13,9 @@ from platformdirs import user_cache_path
 
 from ..base.errors import UserError
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-os.environ.update(QUIET)
+OFF = "FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+ON = "FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
+os.environ.update(dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"))
 os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import socket
-import threading
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 
@@ -19,9 +16,9 @@ from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..data import FORMS
 from ..remote.client import RemoteClient
-from .deployment import need_file
+from .init import need_file
 from .messages import client_app
-from .process import ManagedProcess
+from .process import ManagedProcess, until_signal
 from .sites import site_session
 from .worker import Runtime, serve
 
@@ -61,16 +58,12 @@ def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = ""
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
     site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data, backbone, device))
 
-    def reply(kind: str, message: bytes, context: Context) -> bytes:
-        return str(home.client).encode() if kind == "query.who" else site.handle(message)
-
-    serve_site(home, client_app(reply))
+    who = str(home.client).encode()
+    serve_site(home, client_app(lambda kind, data, context: who if kind == "query.who" else site.handle(data)))
 
 
 def serve_site(home: SiteFolder, app: ClientApp) -> None:
-    over = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: over.set())
+    over = until_signal()
     flwr, secret, port = home.folder / "flwr", secrets.token_hex(32).encode(), free_port()
     words = [
         *("--superlink", home.server, "--root-certificates", str(home.folder / "ca.pem")),
@@ -81,13 +74,9 @@ def serve_site(home: SiteFolder, app: ClientApp) -> None:
     with FolderLock(home.folder, "client"):
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
-        node = ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr)
-        node.start()
         log.info("client %d: for the server at %s", home.client, home.server)
-        try:
+        with ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
-        finally:
-            node.stop()
 
 
 def free_port() -> int:

@@ -1,14 +1,16 @@
 """A deployment's folder on the server, and the runs that are asked for in it.
 
-A run is asked for by a file in `server/queue/`, which is removed when the run is finished, failed or stopped. What the
-run writes is in `server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
+A run is asked for by a file in `server/queue/`, which is removed when the run is over; what it writes is in
+`server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -18,16 +20,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..methods.recipe import flat
-from ..settings.run import Run, make_run
+from ..settings.keys import parse
+from ..settings.run import Run, make_run, read_toml
 from . import init
 
 FAILURE = "failure.txt"
-
-
-def need_file(path: Path, hint: str) -> Path:
-    if not path.is_file():
-        raise UserError(f"{path} is not there; {hint}")
-    return path
+PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a run's name, which becomes a folder's
 
 
 class Deployment:
@@ -35,7 +33,7 @@ class Deployment:
         self.config = init.read(folder)
         self.root, self.folder = folder.absolute(), folder.absolute() / "server"
         for name in ("server.pem", "server.key", "ca.pem"):
-            need_file(self.folder / name, "fedtailor flower init writes it; copy it there")
+            init.need_file(self.folder / name, "fedtailor flower init writes it; copy it there")
         self.queue, self.runs, self.flwr = (self.folder / name for name in ("queue", "runs", "flwr"))
         for made in (self.queue, self.runs, self.flwr):
             made.mkdir(exist_ok=True)
@@ -65,7 +63,7 @@ class Deployment:
 
     def asked(self, name: str) -> tuple[Run, list[str]]:
         """A run of the queue and its members: the place of a site in this list is its client number."""
-        document: dict[str, Any] = tomllib.loads((self.queue / f"{name}.toml").read_text())
+        document = tomllib.loads((self.queue / f"{name}.toml").read_text())
         return make_run(settings=flat(document["run"])), document["members"]
 
     def is_asked(self, name: str) -> bool:
@@ -76,3 +74,37 @@ class Deployment:
             (self.runs / name).mkdir(exist_ok=True)
             write_atomic(self.runs / name / FAILURE, failure.encode())
         (self.queue / f"{name}.toml").unlink(missing_ok=True)
+
+    def submit(self, words: list[str], name: str | None, run_of: Callable[[list[str]], Run]) -> str:
+        """Check a run's settings and put it into the queue. All sites take part in each round unless told otherwise."""
+        given = [word.partition("=")[0] for word in words]
+        if "clients" in given or "engine" in given:
+            raise UserError("clients and engine are the federation's: every site is a client, reached over Flower")
+        defaults = [] if "fraction" in given else ["fraction=1.0"]
+        run = run_of([*words, f"clients={len(self.sites())}", "engine=flower", *defaults])
+        if not run.method.value.trains:
+            raise UserError(f"{run.method.name} trains nothing; there is nothing for sites to do")
+        if name is not None and not PLAIN.fullmatch(name):
+            raise UserError(f"a run's name has letters, digits, dots, dashes and underscores, got {name!r}")
+        taken, numbered = self.run_names(), (f"{run.method.name}-{n}" for n in count(1))
+        if name in taken:
+            raise UserError(f"there is a run {name} already; go on with --resume {name}, or choose another --name")
+        name = name or next(free for free in numbered if free not in taken)
+        self.ask(name, run)
+        return name
+
+    def resume(self, name: str, words: list[str]) -> str:
+        """Put a run back into the queue. What decides its numbers cannot change meanwhile."""
+        toml, settings = self.runs / name / "run.toml", parse(words)
+        if other := [key for key in settings if not key.startswith("plan.") or key == "plan.updates"]:
+            raise UserError(f"{other[0]} cannot change in the middle of a run; with --resume only plan.* can be given")
+        if name in self.waiting():
+            raise UserError(f"{name} is in the queue already; fedtailor flower status tells how it goes")
+        if not PLAIN.fullmatch(name) or not toml.is_file():
+            known = ", ".join(sorted(path.parent.name for path in self.runs.glob("*/run.toml"))) or "none"
+            raise UserError(f"there is no run {name!r} to go on with; there are: {known}")
+        run, sites = read_toml(toml, settings), len(self.sites())
+        if run.clients != sites:
+            raise UserError(f"{name} began with {run.clients} sites, and there are {sites} now")
+        self.ask(name, run)
+        return name

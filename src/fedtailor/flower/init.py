@@ -15,17 +15,16 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import tomli_w
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import PrivateFormat, load_pem_private_key
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat, load_pem_private_key
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..base.errors import UserError
+from ..base.errors import UserError, explain
 from ..base.files import write_atomic
-from ..base.validation import explain
 from ..base.version import __version__
 from . import pki
 
@@ -44,21 +43,15 @@ class DeploymentConfig(BaseModel):
     clients: int = Field(ge=1)  # how many numbers were given out; none is given twice
     keys: dict[str, str] = {}  # site → fingerprint
 
-    @field_validator("hosts")
-    @classmethod
-    def names_or_addresses(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        if not hosts:
+    @model_validator(mode="after")
+    def hosts_and_ports(self) -> Self:
+        if not self.hosts:
             raise UserError("no host; give the name that the sites reach the server by, such as --host fed.example.org")
-        for host in hosts:
+        for host in self.hosts:
             pki.alternative(host)
-        return hosts
-
-    @field_validator("control")
-    @classmethod
-    def another_port(cls, control: int, others: ValidationInfo) -> int:
-        if control == others.data.get("port"):
-            raise UserError(f"the sites' port and the control port are both {control}; choose two")
-        return control
+        if self.control == self.port:
+            raise UserError(f"the sites' port and the control port are both {self.port}; choose two")
+        return self
 
     @property
     def address(self) -> str:
@@ -67,12 +60,17 @@ class DeploymentConfig(BaseModel):
 
 
 def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, control: int = 9093) -> None:
-    """Make a new deployment's folder: keys and certificates, the server's part and the sites' parts."""
     config = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
-    make_empty(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
+    if any(folder.iterdir()):
+        hint = "add a site to it with fedtailor flower add, or " if (folder / "federation.toml").exists() else ""
+        raise UserError(f"{folder} is not empty; {hint}choose another folder")
     ca = pki.make_ca(f"fedtailor CA of {config.hosts[0]}")
     put(folder / "ca" / "ca.key", pki.private_bytes(ca.key), private=True)
-    put(folder / "server" / "ca.pem", pki.certificate_pem(ca.certificate))
+    put(folder / "server" / "ca.pem", ca.pem)
     certify(folder, ca, config)
     fill(folder, TEMPLATES / "deployment", config)
     keys = {f"client-{k}": make_site(folder, config, k) for k in range(clients)}
@@ -82,17 +80,15 @@ def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, con
 def add_client(folder: Path) -> int:
     """Make the part of one more site; returns its number."""
     config = read(folder)
-    number = config.clients
-    keys = {**config.keys, f"client-{number}": make_site(folder, config, number)}
-    save(folder, config.model_copy(update={"clients": number + 1, "keys": keys}))
-    return number
+    keys = {**config.keys, f"client-{config.clients}": make_site(folder, config, config.clients)}
+    save(folder, config.model_copy(update={"clients": config.clients + 1, "keys": keys}))
+    return config.clients
 
 
 def renew(folder: Path) -> None:
     """Make a new key and certificate for the server, under the hosts that federation.toml has now."""
-    config, path = read(folder), folder / "ca" / "ca.key"
-    if not path.is_file():
-        raise UserError(f"{path} is not there; put it back from where it is kept, and take it away again afterwards")
+    hint = "put it back from where it is kept, and take it away again afterwards"
+    config, path = read(folder), need_file(folder / "ca" / "ca.key", hint)
     certificate = x509.load_pem_x509_certificate((folder / "server" / "ca.pem").read_bytes())
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
@@ -125,20 +121,10 @@ def checked(values: Mapping[str, Any], where: str = "") -> DeploymentConfig:
         raise UserError(explain(error, where)) from error
 
 
-def make_empty(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
-    if any(folder.iterdir()):
-        hint = "add a site to it with fedtailor flower add, or " if (folder / "federation.toml").exists() else ""
-        raise UserError(f"{folder} is not empty; {hint}choose another folder")
-
-
 def certify(folder: Path, ca: pki.Certified, config: DeploymentConfig) -> None:
     server = pki.make_server_certificate(ca, config.hosts)
     put(folder / "server" / "server.key", pki.private_bytes(server.key), private=True)
-    put(folder / "server" / "server.pem", pki.certificate_pem(server.certificate))
+    put(folder / "server" / "server.pem", server.pem)
 
 
 def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
@@ -146,8 +132,8 @@ def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
     home = folder / "clients" / f"client-{number}"
     if home.exists():
         raise UserError(f"{home} exists, but federation.toml knows no client {number}; take it away first")
-    key = pki.make_client_key()
-    public = pki.public_openssh(key) + f" client-{number}\n".encode()
+    key = generate_private_key(SECP384R1())  # the curve that Flower itself makes keys on
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" client-{number}\n".encode()
     put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
     put(home / "client.pub", public)
     put(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
@@ -161,11 +147,17 @@ def fill(folder: Path, template: Traversable, config: DeploymentConfig, **more: 
     """Copy a folder of templates, with the deployment's own values in place of $names."""
     values = {**config.model_dump(), "address": config.address, **more}
     for item in template.iterdir():
+        path = folder / item.name.removesuffix(".template")
         if item.is_dir():
-            fill(folder / item.name, item, config, **more)
+            fill(path, item, config, **more)
         else:
-            text = Template(item.read_text("utf-8")).substitute(values)
-            put(folder / item.name.removesuffix(".template"), text.encode())
+            put(path, Template(item.read_text("utf-8")).substitute(values).encode())
+
+
+def need_file(path: Path, hint: str) -> Path:
+    if not path.is_file():
+        raise UserError(f"{path} is not there; {hint}")
+    return path
 
 
 def put(path: Path, data: bytes, private: bool = False) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode as Code
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
@@ -18,12 +19,7 @@ from ..remote.engine import Received
 KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
 DATA = "data"
 PIECE = 4 << 20  # bytes of a message that are sent at once
-GONE = {
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-}
+GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -33,10 +29,9 @@ def wrap(data: bytes) -> RecordDict:
 
 
 def unwrap(content: RecordDict, most: float = math.inf) -> bytes:
-    """The bytes; an error if there are more than this, before they are put together.
+    """The bytes; an error if there are too many, before they are put together.
 
-    Flower's own arrays would be put together before anyone could look: a short message that names one piece ten
-    thousand times would fill the memory.
+    Flower's own arrays are put together first: a short message that names one piece ten thousand times fills memory.
     """
     records = content.config_records
     pieces = [records[str(n)][DATA] for n in range(len(records))]
@@ -51,20 +46,16 @@ def client_app(reply: Callable[[str, bytes, Context], bytes]) -> ClientApp:
     """A ClientApp that passes every message on and its reply back. Flower's own state of a client stays empty."""
     app = ClientApp()
 
-    def handler(kind: str) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            return Message(wrap(reply(kind, unwrap(message.content), context)), reply_to=message)
-
-        return handle
+    def handle(kind: str, message: Message, context: Context) -> Message:
+        return Message(wrap(reply(kind, unwrap(message.content), context)), reply_to=message)
 
     for kind in KINDS:
         category, action = kind.split(".")
-        getattr(app, category)(action)(handler(kind))
+        getattr(app, category)(action)(partial(handle, kind))
     return app
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(NamedTuple):
     kind: str
     node: int
     since: str  # when that node had come online
@@ -87,10 +78,6 @@ class GridTransport:
         self.sent: dict[str, Sent] = {}  # by message id
 
     def online(self) -> Collection[int]:
-        self.look()
-        return {self.client_of[node] for node in self.nodes if node in self.client_of}
-
-    def look(self) -> None:
         self.nodes = {node.node_id: node for node in self.grid.get_nodes()}
         if self.number is not None:
             known = {node: self.number(info) for node, info in self.nodes.items()}
@@ -98,6 +85,7 @@ class GridTransport:
         else:
             self.push("query.who", 0, dict.fromkeys(sorted(self.nodes.keys() - self.asked), b""))
             self.asked |= self.nodes.keys()
+        return {self.client_of[node] for node in self.nodes if node in self.client_of}
 
     def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
         node_of = {client: node for node, client in self.client_of.items() if node in self.nodes}
@@ -114,8 +102,7 @@ class GridTransport:
     def receive(self) -> Iterable[Received]:
         arrivals = []
         for message in self.grid.pull_messages(list(self.sent)) if self.sent else ():
-            sent = self.sent.pop(message.metadata.reply_to_message_id, None)
-            if sent is None:
+            if (sent := self.sent.pop(message.metadata.reply_to_message_id, None)) is None:
                 continue
             if sent.kind != "query.who":
                 arrivals.append(self.arrival(self.client_of[sent.node], message))
@@ -129,12 +116,9 @@ class GridTransport:
         """A node that has come online again since it was sent to may have lost the message, and nobody would say so."""
         if not self.sent or self.number is None:
             return []
-        self.look()
-        lost = [
-            name
-            for name, sent in self.sent.items()
-            if sent.node in self.nodes and self.nodes[sent.node].last_activated_at != sent.since
-        ]
+        self.online()  # looks anew
+        since = {node: info.last_activated_at for node, info in self.nodes.items()}
+        lost = [name for name, sent in self.sent.items() if since.get(sent.node, sent.since) != sent.since]
         return [Received(self.client_of[self.sent.pop(name).node], gone=True) for name in lost]
 
     def arrival(self, client: int, message: Message) -> Received:

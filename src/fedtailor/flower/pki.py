@@ -6,20 +6,14 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    SECP384R1,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-    generate_private_key,
-)
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..base.errors import UserError
@@ -36,19 +30,21 @@ USES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Certified:
+class Certified(NamedTuple):
     """A private key and a certificate of its public half."""
 
     key: EllipticCurvePrivateKey
     certificate: x509.Certificate
 
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
 
 def make_ca(name: str) -> Certified:
     """A certificate authority that can sign servers and nothing else, for ten years."""
-    key, subject, until = generate_private_key(SECP256R1()), common_name(name), datetime.now(UTC) + CA_LIFE
     extensions = x509.BasicConstraints(ca=True, path_length=0), usage("key_cert_sign", "crl_sign")
-    return Certified(key, sign(key.public_key(), subject, key, subject, until, *extensions))
+    return certified(name, None, datetime.now(UTC) + CA_LIFE, *extensions)
 
 
 def make_server_certificate(ca: Certified, hosts: Sequence[str]) -> Certified:
@@ -56,47 +52,29 @@ def make_server_certificate(ca: Certified, hosts: Sequence[str]) -> Certified:
     now, end = datetime.now(UTC), ca.certificate.not_valid_after_utc
     if end <= now:
         raise UserError(f"the federation's CA ended on {end:%Y-%m-%d}; make a new one with: fedtailor flower init DIR")
-    key, subject, until = (
-        generate_private_key(SECP256R1()),
-        common_name("fedtailor server"),
+    return certified(
+        "fedtailor server",
+        ca,
         min(now + SERVER_LIFE, end),
-    )
-    extensions = (
         x509.BasicConstraints(ca=False, path_length=None),
         usage("digital_signature"),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName([alternative(host) for host in dict.fromkeys([*hosts, *ALWAYS])]),
     )
-    return Certified(key, sign(key.public_key(), subject, ca.key, ca.certificate.subject, until, *extensions))
 
 
-def make_client_key() -> EllipticCurvePrivateKey:
-    """A site's key, on the curve that Flower itself makes keys on."""
-    return generate_private_key(SECP384R1())
-
-
-def sign(
-    key: EllipticCurvePublicKey,
-    subject: x509.Name,
-    signer: EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    until: datetime,
-    *extensions: x509.ExtensionType,
-) -> x509.Certificate:
-    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+def certified(name: str, ca: Certified | None, until: datetime, *extensions: x509.ExtensionType) -> Certified:
+    """A new key and its certificate, signed by the CA, or by the key itself."""
+    key = generate_private_key(SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows no more
+    signer, issuer = (ca.key, ca.certificate.subject) if ca else (key, subject)
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(datetime.now(UTC) - SLACK).not_valid_after(until)
-    whose = (
-        x509.SubjectKeyIdentifier.from_public_key(key),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
-    )
-    for extension in (*extensions, *whose):
-        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
-        builder = builder.add_extension(extension, critical)
-    return builder.sign(signer, hashes.SHA256())
-
-
-def common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows no more
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    signers = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    for extension in (*extensions, own, signers):
+        builder = builder.add_extension(extension, isinstance(extension, x509.BasicConstraints | x509.KeyUsage))
+    return Certified(key, builder.sign(signer, hashes.SHA256()))
 
 
 def usage(*uses: str) -> x509.KeyUsage:
@@ -120,14 +98,6 @@ def alternative(host: str) -> x509.GeneralName:
 
 def private_bytes(key: EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
-
-
-def certificate_pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def public_openssh(key: EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def fingerprint(public: bytes) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from ..base.polling import Backoff
 
@@ -18,16 +19,24 @@ PAUSES = 1.0, 30.0  # seconds before it is started again: the first time, and at
 STEADY = 60.0  # seconds after which it counts as running well
 
 
+def until_signal() -> threading.Event:
+    """Set once this process is told to end."""
+    over = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: over.set())
+    return over
+
+
 class ManagedProcess:
     def __init__(self, module: str, words: Sequence[str], log_file: Path, home: Path) -> None:
         """`python -m module OWN-PID *words`; what it prints goes to the log file."""
         self.command = [sys.executable, "-m", module, str(os.getpid()), *words]
         self.name, self.log_file = module.rsplit(".", 1)[-1], log_file
         self.environment = {**os.environ, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Popen[bytes] | None = None
         self.over, self.thread = threading.Event(), threading.Thread(target=self.keep, daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.thread.start()
 
@@ -36,9 +45,7 @@ class ManagedProcess:
         while not self.over.is_set():
             began = time.monotonic()
             with self.log_file.open("ab") as out:
-                self.process = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.environment
-                )
+                self.process = Popen(self.command, stdin=DEVNULL, stdout=out, stderr=out, env=self.environment)
                 self.process.wait()
             if self.over.is_set():
                 return
@@ -54,12 +61,12 @@ class ManagedProcess:
         told = [line for line in lines if "code:" in line or "rror" in line or "refused" in line]
         return f"Flower's {self.name} ended ({told[-1] if told else 'it did not say why'}; see {self.log_file})"
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.over.set()
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self.process.kill()
         self.thread.join(timeout=15)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
 from .deployment import Deployment
 from .messages import GridTransport
-from .process import ManagedProcess
+from .process import ManagedProcess, until_signal
 from .sites import server_experiment
 from .status import control_client
 from .worker import Runtime
@@ -57,7 +56,7 @@ class Stopped(Exception):  # noqa: N818  # as it reads
 
 class Coordinator:
     def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
-        self.deployment, self.over = deployment, threading.Event()
+        self.deployment, self.over = deployment, until_signal()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
         words = [
@@ -73,18 +72,12 @@ class Coordinator:
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
-        self.superlink.start()
-        try:
+        with self.superlink:
             self.admit_sites()
-            log.info(
-                "ready: %d sites may come in at port %d", len(self.deployment.sites()), self.deployment.config.port
-            )
             while not self.over.is_set():
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
-        finally:
-            self.superlink.stop()
 
     def admit_sites(self) -> None:
         """Let in the sites whose keys are here, and no others."""
@@ -102,6 +95,7 @@ class Coordinator:
                 self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
         for key in known - set(keys.values()):
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
+        log.info("ready: %d sites may come in at port %d", len(keys), self.deployment.config.port)
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
@@ -123,8 +117,7 @@ class Coordinator:
         return True
 
     def conduct(self, name: str) -> None:
-        run, members = self.deployment.asked(name)
-        keys = self.deployment.sites()
+        (run, members), keys = self.deployment.asked(name), self.deployment.sites()
         if gone := [site for site in members if site not in keys]:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
@@ -146,10 +139,8 @@ class Coordinator:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
             fab = build_fab_from_disk(self.deployment.root / "app")
-        request = StartRunRequest(
-            fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
-            override_config=user_config_to_proto({"run": name}),
-        )
+        app = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
+        request = StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name}))
         started, pause = self.control.StartRun(request).run_id, Backoff(*PAUSE)
         while (task := self.runtime.acquire()) is None or task.run != started:
             if task is not None:  # of an attempt that ended before its task was taken
@@ -170,11 +161,11 @@ class Coordinator:
             raise Stopped
 
 
+@dataclass(frozen=True)
 class RoundLog(Callback):
     """A line for the log after every round."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         told = f"{self.name}: round {record.round} of {rounds}"
@@ -188,7 +179,4 @@ class RoundLog(Callback):
 def run_server(deployment: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
     """Serve until a signal ends it."""
     with FolderLock(deployment.folder, "server"):
-        coordinator = Coordinator(deployment, listen, limit_mb)
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda *_: coordinator.over.set())
-        coordinator.serve()
+        Coordinator(deployment, listen, limit_mb).serve()

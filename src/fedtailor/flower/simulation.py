@@ -8,6 +8,7 @@ import queue
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,11 @@ class SimulatedTransport(GridTransport):
     """Flower's simulation in a thread of its own, whose ServerApp does nothing but lend us its Grid."""
 
     def __init__(self, run: Run, folder: Path | None) -> None:
-        self.temporary = None if folder else tempfile.TemporaryDirectory(prefix="fedtailor-")
-        home = (folder or Path(self.temporary.name if self.temporary else "")) / "clients"
+        self.rest = ExitStack()
+        home = folder or Path(self.rest.enter_context(tempfile.TemporaryDirectory(prefix="fedtailor-")))
         self.over, self.lent = threading.Event(), queue.Queue[Grid | BaseException]()
         logging.getLogger("flwr").setLevel(logging.ERROR)  # its log is of no use to the user
-        app = client_app(partial(reply, json.dumps(run.document()), home.absolute()))
+        app = client_app(partial(reply, json.dumps(run.document()), home.absolute() / "clients"))
         self.thread = threading.Thread(target=self.simulate, args=(run, app), daemon=True)
         self.thread.start()
         try:
@@ -79,12 +80,10 @@ class SimulatedTransport(GridTransport):
             self.lent.put(grid)
             self.over.wait()
 
-        # Without Ray's dashboard, and listening on this machine only.
-        start = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-        backend: dict[str, Any] = {
-            "client_resources": {"num_cpus": run.threads, "num_gpus": 0.0},
-            "init_args": {**start, "_node_ip_address": "127.0.0.1"},
-        }
+        resources = {"num_cpus": run.threads, "num_gpus": 0.0}
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        start = {**quiet, "_node_ip_address": "127.0.0.1"}  # listening on this machine only
+        backend: dict[str, Any] = {"client_resources": resources, "init_args": start}
         try:
             flwr.simulation.run_simulation(server, app, run.clients, backend_config=backend)
         except BaseException as error:
@@ -99,5 +98,4 @@ class SimulatedTransport(GridTransport):
     def close(self) -> None:
         self.over.set()
         self.thread.join(timeout=60)
-        if self.temporary:
-            self.temporary.cleanup()
+        self.rest.close()

@@ -26,8 +26,7 @@ def server_experiment(run: Run) -> Experiment:
     """The server's: class names, and test pictures if it has some. It has nothing to train on."""
     if run.data.server:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
-    root = Path(run.data.root).expanduser() if run.data.root else None
-    dataset = for_server(run.data.name, root)
+    dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
@@ -35,7 +34,14 @@ def server_experiment(run: Run) -> Experiment:
 
 def site_session(invitation: Invitation, data: str, backbone: str = "", device: str = "") -> Session:
     """A site's: its own pictures under the federation's class names, and the CLIP that the server has."""
-    run = site_run(invitation, data, backbone, device)
+    given = flat(tomllib.loads(invitation.settings))
+    theirs = given["backbone.name"]
+    if not backbone and theirs != BUNDLED and Path(theirs).is_absolute():
+        raise UserError("the server's CLIP is a file of its own; start this client with --backbone PATH of the same")
+    # The server's settings, except for what each site decides itself.
+    own = {"data.name": data, "data.root": "", "data.template": invitation.template}
+    own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
+    run = make_run(settings={**given, **own})
     dataset = for_site(data, None, invitation.classes)
     dataset = replace(dataset, template=invitation.template, paper=invitation.paper)
     if run.method.value.trains and not len(dataset.train):
@@ -46,25 +52,10 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
             f"the CLIP {run.backbone.name} here has the hash {checkpoint.digest[:12]}, the server's has "
             f"{invitation.weights[:12]}; give this client the same weights with --backbone"
         )
-    made = assemble(run, in_one_place(dataset), groups_of(invitation), checkpoint, alone=False)
-    return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
-
-
-def site_run(invitation: Invitation, data: str, backbone: str, device: str) -> Run:
-    """The server's settings, except for what each site decides itself."""
-    given = flat(tomllib.loads(invitation.settings))
-    theirs = given["backbone.name"]
-    if not backbone and theirs != BUNDLED and Path(theirs).is_absolute():
-        raise UserError("the server's CLIP is a file of its own; start this client with --backbone PATH of the same")
-    own = {"data.name": data, "data.root": "", "data.template": invitation.template}
-    own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
-    return make_run(settings={**given, **own})
-
-
-def groups_of(invitation: Invitation) -> Groups:
     known = {name: np.array(invitation.groups[name], np.int64) for name in ("head", "mid", "tail")}
-    rest = set(range(len(invitation.classes))) - {int(c) for members in known.values() for c in members}
-    return Groups(**known, unknown=np.array(sorted(rest), np.int64))
+    rest = np.setdiff1d(np.arange(len(invitation.classes)), np.concatenate([*known.values()]))
+    made = assemble(run, in_one_place(dataset), Groups(**known, unknown=rest), checkpoint, alone=False)
+    return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
 
 
 def in_one_place(dataset: Dataset) -> Federation:

@@ -61,19 +61,17 @@ def follow(deployment: Deployment, name: str, progress: Callback = SILENT) -> di
         raise UserError(f"{name} failed: {(folder / FAILURE).read_text()}")
     if state != "finished":
         raise UserError(f"{name} was stopped; go on with: fedtailor flower run {deployment.root} --resume {name}")
-    summary: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return summary
+    return dict(json.loads((folder / "result.json").read_text()))
 
 
 def collect(deployment: Deployment) -> dict[str, Any]:
     """Sites and runs, as data."""
     sites, up = deployment.sites(), is_locked(deployment.folder)
-    online: dict[bytes, str] = {}
     try:
         nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info
-        online = {node.public_key: node.status for node in nodes}
     except httpx.HTTPError:
-        up = False
+        nodes, up = (), False
+    online = {node.public_key: node.status for node in nodes}
     return {
         "server": "up" if up else "down",
         "port": deployment.config.port,
@@ -84,15 +82,10 @@ def collect(deployment: Deployment) -> dict[str, Any]:
 
 def describe_run(deployment: Deployment, name: str) -> dict[str, Any]:
     rows, state = rounds_of(deployment, name), state_of(deployment, name)
-    tested = [row["global"]["overall"] for row in rows if row["global"]]
-    return {
-        "name": name,
-        "state": state,
-        "rounds": len(rows),
-        "overall": tested[-1] if tested else None,
-        "dropped": sum(len(row["dropped"]) for row in rows),
-        "failure": (deployment.runs / name / FAILURE).read_text() if state == "failed" else "",
-    }
+    overall = [row["global"]["overall"] for row in rows if row["global"]] or [None]
+    failure = (deployment.runs / name / FAILURE).read_text() if state == "failed" else ""
+    found = {"name": name, "state": state, "rounds": len(rows), "overall": overall[-1]}
+    return {**found, "dropped": sum(len(row["dropped"]) for row in rows), "failure": failure}
 
 
 def render(found: dict[str, Any]) -> RenderableType:

@@ -1,8 +1,7 @@
 """Flower's SuperLink as a process of ours: `python -m fedtailor.flower.superlink PARENT PUBLIC LIMIT OPTIONS…`
 
-flwr 1.41 serves everything at one address: the Fleet API, for sites, and the Control API, which starts runs and has no
-login. Here there are two addresses. The public one answers to the Fleet API alone, and takes no message that is longer
-than any method's; everything else is at the other one, on this machine only.
+flwr 1.41 serves everything at one address, also the Control API, which starts runs and has no login. Here the public
+address answers to the Fleet API alone, and takes no message that is too long; all else is on this machine only.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 from google.protobuf.message import DecodeError
+from starlette.responses import Response
 
 from .messages import PIECE
 
@@ -36,33 +36,29 @@ class Gate:
         if scope["type"] == "lifespan" or scope["server"][1] == self.control_port:
             await self.app(scope, receive, send)
         elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
-            await refuse(send, 404)
+            await Response(status_code=404)(scope, receive, send)
         elif int(dict(scope["headers"]).get(b"content-length", REQUEST + 1)) > REQUEST:
-            await refuse(send, 413)  # also if it does not tell its length
+            await Response(status_code=413)(scope, receive, send)  # also if it does not tell its length
         elif scope["path"] != PUSH:
             await self.app(scope, receive, send)
-        elif too_many(body := await read(receive), self.pieces):
-            await refuse(send, 413)
         else:
-            await self.app(scope, again(body, receive), send)
+            body, again = await read(receive)
+            app = Response(status_code=413) if too_many(body, self.pieces) else self.app
+            await app(scope, again, send)
 
 
-async def read(receive: Any) -> bytes:
+async def read(receive: Any) -> tuple[bytes, Any]:
+    """A request's body, and what gives it once more."""
     body, more = b"", True
     while more:
         part = await receive()
         body, more = body + part.get("body", b""), part.get("more_body", False)
-    return body
-
-
-def again(body: bytes, receive: Any) -> Any:
-    """What was read, to be read once more."""
     parts = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def replay() -> Any:
+    async def again() -> Any:
         return next(parts, None) or await receive()
 
-    return replay
+    return body, again
 
 
 def too_many(body: bytes, pieces: int) -> bool:
@@ -73,32 +69,23 @@ def too_many(body: bytes, pieces: int) -> bool:
     return sum(1 for tree in trees for _ in iterate_object_tree(tree)) > pieces
 
 
-async def refuse(send: Any, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 def listen(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, int(port)))
+    listener.bind((host.strip("[]"), int(port)))
     return listener
 
 
 def main() -> None:
-    parent, public, limit = sys.argv[1:4]
-    sys.argv = ["flower-superlink", *sys.argv[4:]]
+    _, parent, public, limit, *options = sys.argv
+    sys.argv = ["flower-superlink", *options]
     start_parent_process_monitor(int(parent))
     config = _parse_superlink_lifespan_config()
     listeners = [listen(f"{config.host}:{config.port}"), listen(public)]
     gate = Gate(create_app(config, SuperLinkLifespan), config.port, int(limit))
-    settings = uvicorn.Config(
-        gate, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile, access_log=False, log_level="warning"
-    )
-    uvicorn.Server(settings).run(sockets=listeners)
+    tls: Any = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
+    uvicorn.Server(uvicorn.Config(gate, access_log=False, log_level="warning", **tls)).run(sockets=listeners)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
 server may send along. It ends when that process does.
 
-Two things are changed in it. It looks for messages every half second while there is work; Flower's 3 s are most of what
-a short pass takes. And it sends a reply as soon as there is one. Flower's looks for replies only after getting a
-message, and takes any for the one to that message: after a late one, as when the server was restarted, the next would
-be stuck.
+It looks for messages every half second while there is work; Flower's 3 s are most of what a short pass takes. And it
+sends a reply as soon as there is one; Flower's looks for replies only after a message, and takes any for the one to
+that message: after a late one, as when the server was restarted, the next would be stuck.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ from ..base.polling import Backoff
 PAUSES = 0.5, 3.0, 1.04  # seconds between two looks for a message: at first, at most (after a minute), and their growth
 
 
-def replies_wait(state: Any) -> bool:
-    with state.lock_msg_store:
-        entries = list(state.msg_store.values())
-    return any(entry.message.metadata.reply_to_message_id and not entry.is_retrieved for entry in entries)
-
-
 def main() -> None:
     start_parent_process_monitor(int(sys.argv[1]))
     sys.argv = ["flower-supernode", *sys.argv[2:]]
@@ -39,16 +32,17 @@ def main() -> None:
     def pull_or_push(*, state: Any, **more: Any) -> int | None:
         """Other than None makes the node look for replies; it then waits for none, since there are some."""
         got = pull(state=state, **more)
-        got = 0 if got is None and replies_wait(state) else got
-        if got is not None:
-            pause.reset()
-        return got
-
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, pause.next()))
+        if got is None:
+            with state.lock_msg_store:
+                unsent = [entry.message for entry in state.msg_store.values() if not entry.is_retrieved]
+            if not any(message.metadata.reply_to_message_id for message in unsent):
+                return None
+        pause.reset()
+        return got or 0
 
     patched: Any = internal
-    patched._pull_and_store_message, patched.time = pull_or_push, SimpleNamespace(sleep=sleep)
+    patched._pull_and_store_message = pull_or_push
+    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, pause.next())))
     flower_supernode()
 
 

@@ -51,19 +51,15 @@ class Runtime:
 
     def __init__(self, address: str, secret: bytes, root: bytes | None, kind: TaskType) -> None:
         self.address, self.root, self.kind = address, root, kind
-        self.control = self.client(
-            interceptors.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}), 0.0
-        )
+        login = interceptors.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+        self.control = self.client(login, 0.0)
 
     def client(self, interceptor: ProtobufClientInterceptor, patience: float = PATIENCE) -> RuntimeHttpClient:
-        return RuntimeHttpClient.from_server_address(
-            self.address,
-            self.root is None,
-            self.root,
-            [interceptors.RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor],
-            # Not Flower's own, which ends this process by a signal when it gives up.
-            retry_invoker=RetryInvoker(partial(exponential, max_delay=5), httpx.TransportError, None, patience),
-        )
+        both = [interceptors.RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor]
+        # Not Flower's own, which ends this process by a signal when it gives up.
+        retry = RetryInvoker(partial(exponential, max_delay=5), httpx.TransportError, None, patience)
+        address, root = self.address, self.root
+        return RuntimeHttpClient.from_server_address(address, root is None, root, both, retry_invoker=retry)
 
     def acquire(self) -> Task | None:
         """The next task, if there is one."""
@@ -100,8 +96,7 @@ class Superseded(Exception):  # noqa: N818  # as it reads
 
 def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
     """Carry out one task after the other until told to stop. What fails is logged, and the next is taken."""
-    task: Task | None = None
-    pause = Backoff(*PAUSES)
+    task, pause = None, Backoff(*PAUSES)
     while not over.is_set():
         try:
             task = task or runtime.acquire()
@@ -123,11 +118,7 @@ def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
 
 
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
-    """The message that a task is about. A node makes the task first, and then gets the message, piece by piece.
-
-    If the connection breaks meanwhile, nobody says so. But a node has one message in hand at a time: a newer task means
-    that nothing more will come of this one.
-    """
+    """The message that a task is about. A node makes the task first, and then gets the message, piece by piece."""
     given = client.PullTaskInput(api.PullTaskInputRequest())
     context = context_from_proto(given.context)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, context.run_id, context.node_id
@@ -150,6 +141,7 @@ def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Co
 
 
 def await_more(runtime: Runtime) -> None:
+    """If the connection breaks, nobody says so. But a node has one message in hand: a newer task ends this one."""
     if newer := runtime.acquire():
         raise Superseded(newer)
     time.sleep(PAUSES[0])

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ log = logging.getLogger("fedtailor.site")
 INVITATION = "invitation.safetensors"
 STATE = re.compile(r"state-(\d+)-\w+-\d+")
 DIGEST = 32  # bytes at the head of a state file: the hash of the rest
+HEADING = {"run", "client", "request_id"}  # what a reply repeats of its request
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,9 @@ class RemoteClient:
 
     def reopen_session(self, run: str) -> Session:
         """After a restart, by the invitation that was kept."""
-        file = self.folder / run / INVITATION
         try:
-            invitation = messages.decode(file.read_bytes())[0] if file.is_file() else None
-        except UserError:
+            invitation = messages.decode((self.folder / run / INVITATION).read_bytes())[0]
+        except (FileNotFoundError, UserError):
             invitation = None  # a damaged one is as good as none: it will be sent again
         if not isinstance(invitation, messages.Invitation) or invitation.run != run:
             raise Refused("unknown-run", "this client has no invitation to the run")
@@ -145,16 +144,14 @@ class RemoteClient:
         before = states.read(request.version, request.state_id)
         task = Task(request.pass_name, request.round, tensors["params"], tensors["inbox"])
         torch.set_num_threads(session.threads)
-        began = time.perf_counter()
-        pass_ = session.job.find_pass(task.pass_name)
-        reply, after = client_step(session.job, session.who, pass_, task, before, session.data)
+        began, job = time.perf_counter(), session.job
+        reply, after = client_step(job, session.who, job.find_pass(task.pass_name), task, before, session.data)
         states.write(replace(after, state_id=request.request_id))
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
         log.info("run %s, round %d: %s, %.1f s", request.run[:8], request.round + 1, request.pass_name, took)
-        message = messages.PassReply(
-            **heading(request), version=after.version, samples=len(session.data), seconds=took, weight=reply.weight
-        )
+        told = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
+        message = messages.PassReply(**request.model_dump(include=HEADING) | told)
         return messages.encode(message, params=reply.params, stats=reply.stats)
 
     def evaluate(self, request: messages.EvaluateRequest, tensors: messages.TensorGroups) -> bytes:
@@ -163,7 +160,7 @@ class RemoteClient:
         server = Server(0, tensors["params"])  # here there is one client, number 0
         torch.set_num_threads(session.threads)
         message = messages.EvaluateReply(
-            **heading(request),
+            **request.model_dump(include=HEADING),
             personal=score_client(session.job, server, 0, client, session.tests),
             shared=score_shared(session.job, server, session.tests),
             zero_shot=session.zero_shot,
@@ -172,19 +169,14 @@ class RemoteClient:
         return messages.encode(message)
 
 
-def heading(request: messages.Request) -> dict[str, Any]:
-    """What the reply to a request begins with."""
-    return request.model_dump(include={"run", "client", "request_id"})
-
-
+@dataclass(frozen=True)
 class StateFiles:
     """A client's states in one run, a file each, whole or not there.
 
     Named by version and by the request that made it: an old request that comes late cannot overwrite what counts.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def path(self, version: int, state_id: str) -> Path:
         return self.folder / f"state-{version}-{state_id}"

@@ -50,10 +50,7 @@ class Received:
 class Transport(Protocol):
     """Carries messages. It may lose them, take long, and bring them in any order."""
 
-    def online(self) -> Collection[int]:
-        """The clients that can be sent to now."""
-        ...
-
+    def online(self) -> Collection[int]: ...  # the clients that can be sent to now
     def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None: ...
     def receive(self) -> Iterable[Received]: ...
     def close(self) -> None: ...
@@ -71,8 +68,7 @@ class Exchange:
     round: int
     waiting: set[int]
     enough: int  # replies
-    # The request to a client, and what to do with its reply; an error says why that does not count. None: the exchange
-    # is about the invitation alone.
+    # The request to a client, and what to do with its reply, or an error. None: it is about the invitation alone.
     write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
     take: Callable[[int, messages.Message, messages.TensorGroups], None] | None = None
     sent: dict[int, tuple[str, bytes]] = field(default_factory=dict)  # request id and bytes; sent again as they are
@@ -90,8 +86,7 @@ class Exchange:
         return not self.waiting or len(self.taken) >= self.enough
 
     def request(self, k: int) -> bytes:
-        if k not in self.sent:
-            assert self.write is not None
+        if k not in self.sent and self.write:
             request, tensors = self.write(k)
             self.sent[k] = request.request_id, messages.encode(request, **tensors)
         return self.sent[k][1]
@@ -121,8 +116,8 @@ class RemoteEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        every = range(experiment.job.clients)
-        super().__init__(experiment.job, {k: ClientState() for k in every} | dict(clients or {}))
+        new = {k: ClientState() for k in range(experiment.job.clients)}
+        super().__init__(experiment.job, {**new, **(clients or {})})
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
         self.transport, self.invitation = transport, invitation_of(experiment, run)
         self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
@@ -150,8 +145,6 @@ class RemoteEngine(Engine):
         if len(done.taken) < self.quorum(K):
             raise UserError(f"only {len(done.taken)} of {K} clients are ready ({told}); start the others")
 
-    # --- a round ----------------------------------------------------------------------------------------------------
-
     def begin_round(self, invited: Collection[int], wanted: int) -> None:
         self.cohort, self.wanted = set(invited), wanted
         self.out: set[int] = set()  # whom this round goes on without
@@ -160,16 +153,14 @@ class RemoteEngine(Engine):
         self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
     ) -> dict[int, Reply]:
         tasks = self.tasks(pass_, server, cohort, inbox)
-        own = {OWN: self.own_step(pass_, tasks.pop(OWN))} if OWN in tasks else {}
+        own: dict[int, Reply] = {}
+        if task := tasks.pop(OWN, None):  # on the server's own data, here
+            if self.server_data is None:
+                raise UserError("this method asks the server for data of its own; see data.server")
+            before = self.clients.get(OWN, ClientState())
+            packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, before, self.server_data)
+            own = {OWN: decompressed(self.job, task, packed)}
         return {**own, **self.ask(tasks, self.job.pass_name(pass_), server.round)} if tasks else own
-
-    def own_step(self, pass_: Pass, task: Task) -> Reply:
-        """On the server's own data, here."""
-        if self.server_data is None:
-            raise UserError("this method asks the server for data of its own; see data.server")
-        before = self.clients.get(OWN, ClientState())
-        packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, before, self.server_data)
-        return decompressed(self.job, task, packed)
 
     def ask(self, tasks: Mapping[int, Task], name: str, round_: int) -> dict[int, Reply]:
         """The replies of those who are still in the round; too few are an error."""
@@ -188,9 +179,9 @@ class RemoteEngine(Engine):
             packed = Reply(tensors["params"], message.weight, tensors["stats"])
             reply = decompressed(self.job, tasks[k], packed)
             check_reply(tasks[k], reply, "its reply")
-            if message.version != self.clients[k].version + 1:
-                raise UserError(f"its reply is of state {message.version}, not of {self.clients[k].version + 1}")
-            replies[k], self.clients[k] = reply, ClientState(version=message.version, state_id=message.request_id)
+            if message.version != (due := self.clients[k].version + 1):
+                raise UserError(f"its reply is of state {message.version}, not of {due}")
+            replies[k], self.clients[k] = reply, ClientState(version=due, state_id=message.request_id)
             up, down = reply_bytes(packed), tasks[k].bytes
             counted[k] = StepLog(round_, k, name, message.samples, message.weight, down, up, message.seconds)
 
@@ -203,8 +194,8 @@ class RemoteEngine(Engine):
             self.clients[k] = before[k]
             del replies[k], counted[k]
         self.log += counted.values()
-        for k, why in sorted(done.trouble.items()):
-            self.log.append(StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why))
+        dropped = sorted(done.trouble.items())
+        self.log += [StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why) for k, why in dropped]
         self.out |= done.trouble.keys()
         if len(replies) < (needed := self.quorum(enough)):
             raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
@@ -212,8 +203,6 @@ class RemoteEngine(Engine):
 
     def quorum(self, of: int) -> int:
         return max(1, math.ceil(self.policy.quorum * of - 1e-9))
-
-    # --- tests ------------------------------------------------------------------------------------------------------
 
     def evaluate(self, experiment: Experiment, server: Server) -> Evaluation:
         """Every client tests its own model; one that does not reply in time, or has been away, has no score."""
@@ -233,8 +222,7 @@ class RemoteEngine(Engine):
         K, last = self.job.clients, server.round - 1
         there = set(range(K)) - self.absent.difference(self.transport.online() if self.absent else ())
         done = self.carry_out(Exchange("evaluate.test", last, there, K, write, take))
-        for k, why in sorted(done.trouble.items()):
-            self.log.append(StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why))
+        self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
         clients = [self.tested[k].personal if k in self.tested else none for k in range(K)]
         untuned = mean_score([reply.zero_shot for reply in self.tested.values()]) if self.tested else None
@@ -249,8 +237,6 @@ class RemoteEngine(Engine):
             return None
         labels, right, labelled, samples = (sum(column) for column in zip(*counts, strict=True))
         return in_percent((labels, right, labelled, samples))
-
-    # --- messages ---------------------------------------------------------------------------------------------------
 
     def heading(self, k: int) -> dict[str, Any]:
         """What every request to a client begins with: its own id, and the state that it is about."""
@@ -283,20 +269,16 @@ class RemoteEngine(Engine):
 
     def send(self, exchange: Exchange, online: set[int]) -> None:
         """The invitation where it has not been sent yet, else the request."""
-        new = sorted(online - self.invited)
-        invitations = {k: messages.encode(self.invitation.model_copy(update={"client": k})) for k in new}
-        self.transport.send("query.invite", exchange.round, invitations)
+        new = {k: self.invitation.model_copy(update={"client": k}) for k in sorted(online - self.invited)}
         requests = {k: exchange.request(k) for k in sorted(online & self.invited)}
+        self.transport.send("query.invite", exchange.round, {k: messages.encode(new[k]) for k in new})
         self.transport.send(exchange.kind, exchange.round, requests)
         exchange.unsent -= online
 
     def receive(self, exchange: Exchange, arrival: Received) -> None:
         """What a client sent may be wrong in any way: that is its trouble, not the run's."""
         try:
-            if arrival.gone:
-                exchange.unsent.add(arrival.client)
-            else:
-                self.read(exchange, arrival.client, arrival)
+            self.read(exchange, arrival.client, arrival)
         except StateLost:
             raise
         except Exception as error:
@@ -304,6 +286,8 @@ class RemoteEngine(Engine):
             exchange.finish(arrival.client, told)
 
     def read(self, exchange: Exchange, k: int, arrival: Received) -> None:
+        if arrival.gone:
+            return exchange.unsent.add(k)
         if arrival.trouble:
             raise UserError(arrival.trouble)
         if (size := len(arrival.data) / 1e6) > self.policy.limit:
@@ -327,23 +311,20 @@ class RemoteEngine(Engine):
     def read_refusal(self, exchange: Exchange, k: int, refusal: messages.Refusal) -> None:
         if refusal.why == "unknown-run":
             self.invited.discard(k)
-        elif refusal.why == "lost-state":
-            self.restart(exchange, k, refusal.text)
-        else:
+        elif refusal.why != "lost-state":
             exchange.unfit |= {k} if refusal.why == "unfit" else set()
             raise UserError(refusal.text)
-        exchange.send_again(k)
-
-    def restart(self, exchange: Exchange, k: int, text: str) -> None:
-        """A client has lost its state: stop, or let it begin anew and write that down."""
-        if self.policy.lost == "stop":
+        elif self.policy.lost == "stop":
             raise StateLost(
-                f"client {k} has lost its state ({text}). Give it back its folder and resume the run, "
+                f"client {k} has lost its state ({refusal.text}). Give it back its folder and resume the run, "
                 "or resume with plan.lost=anew to let it begin anew"
             )
-        self.clients[k] = ClientState()
-        exchange.sent.pop(k, None)
-        self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, f"began anew: {text}"))
+        else:
+            self.clients[k] = ClientState()
+            exchange.sent.pop(k, None)
+            told = f"began anew: {refusal.text}"
+            self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, told))
+        exchange.send_again(k)
 
 
 def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
@@ -357,12 +338,10 @@ def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
 
 def run_id(folder: Path | None) -> str:
     """A run's name among its clients for as long as it lives, kept in its folder."""
-    if folder is None:
-        return secrets.token_hex(16)
-    file = folder / "id"
-    if not file.is_file():
-        write_atomic(file, secrets.token_hex(16).encode())
-    return file.read_text()
+    new = secrets.token_hex(16)
+    if folder and not (folder / "id").is_file():
+        write_atomic(folder / "id", new.encode())
+    return (folder / "id").read_text() if folder else new
 
 
 def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from ..base.errors import UserError
-from ..base.validation import explain
+from ..base.errors import UserError, explain
 from ..client.codec import from_bytes, to_bytes
 from ..core.types import Params
 from ..data.preprocess import PaperPreprocess
@@ -23,6 +22,7 @@ TensorGroups = dict[str, Params]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
 RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
 MAX_TEXT = 2000  # characters of a reason: it is printed and logged
+# The client cannot take part at all, has no invitation, has lost the state that was named, or failed in what was asked.
 RefusalCode = Literal["unfit", "unknown-run", "lost-state", "failed"]
 
 
@@ -30,7 +30,6 @@ class Message(BaseModel):
     """Strict, since it comes from another machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
     tensors: ClassVar[tuple[str, ...]] = ()  # the groups that come with it
 
 
@@ -49,17 +48,13 @@ class Invitation(Message):
     groups: dict[str, tuple[NonNegativeInt, ...]]  # head, mid, tail
 
 
-class Ready(Message):
-    """A client can take part."""
-
+class Ready(Message):  # to take part
     kind: Literal["ready"] = "ready"
     samples: NonNegativeInt
     tests: NonNegativeInt
 
 
-class Numbered(Message):
-    """A request, or the reply to it."""
-
+class Numbered(Message):  # a request, or the reply to it
     run: RunId
     client: NonNegativeInt
     request_id: RequestId
@@ -87,9 +82,7 @@ class PassReply(Numbered):
     weight: float
 
 
-class EvaluateRequest(Request):
-    """A test on the client's own test pictures."""
-
+class EvaluateRequest(Request):  # on the client's own test pictures
     tensors: ClassVar[tuple[str, ...]] = ("params",)
     kind: Literal["evaluate-request"] = "evaluate-request"
 
@@ -104,21 +97,14 @@ class EvaluateReply(Numbered):
 
 
 class Refusal(Message):
-    """The client cannot take part at all, has no invitation to the run, has lost the state that was named, or failed in
-    what was asked."""
-
     kind: Literal["refusal"] = "refusal"
     request_id: RequestId | Literal[""] = ""  # of an invitation, or what could not be read, there is none
     why: RefusalCode
     text: str = Field(max_length=MAX_TEXT)
 
 
-ANY: TypeAdapter[Message] = TypeAdapter(
-    Annotated[
-        Invitation | Ready | PassRequest | PassReply | EvaluateRequest | EvaluateReply | Refusal,
-        Field(discriminator="kind"),
-    ]
-)
+Known = Invitation | Ready | PassRequest | PassReply | EvaluateRequest | EvaluateReply | Refusal
+ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Known, Field(discriminator="kind")])
 
 
 def encode(message: Message, **tensors: Params) -> bytes:
