@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-import fedtailor.data.datasets.drawn
 import posted  # noqa: F401  # adds engine=posted
 from fedtailor.cli import main
+from fedtailor.data.datasets import drawn
 from tiny import tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
@@ -27,10 +28,12 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test touches the caches or data of the machine, waits for the disk, or has threads that wait for others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # workers encode no picture twice
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
-        patch.setenv("FEDTAILOR_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(fedtailor.data.datasets.drawn, "drawn", cache(fedtailor.data.datasets.drawn.drawn))
+        patch.setattr(drawn, "drawn", cache(drawn.drawn))  # the default dataset, drawn once
+        patch.setenv("FEDTAILOR_CACHE", str(shared / "cache"))
         patch.setenv("FEDTAILOR_DATA", str(tmp_path_factory.mktemp("data")))
         yield
     torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ from fedtailor.base.errors import UserError
 from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.data.groups import Groups
 from fedtailor.evaluation.metrics import METRICS, Metric, Predictions, Score, balancedness, mean_score, score
-from fedtailor.remote.messages import EvaluateReply, decode_message, encode_message
+from fedtailor.remote.messages import EvaluateReply, decode, encode
 from fedtailor.report.comparison import comparison_table
 from fedtailor.report.tables import result_table
 
@@ -116,11 +116,11 @@ def reply_with(personal: Score) -> EvaluateReply:
     ],
 )
 def test_a_wrong_score_from_a_remote_client_is_refused(change: dict[str, Any], why: str) -> None:
-    groups, note = from_bytes(encode_message(reply_with(counted([0], [0]))))
+    groups, note = from_bytes(encode(reply_with(counted([0], [0]))))
     (body,) = (value for value in note.values() if isinstance(value, dict) and "personal" in value)
     body["personal"] |= change
     with pytest.raises(UserError, match=why):
-        decode_message(to_bytes(groups, note))
+        decode(to_bytes(groups, note))
 
 
 def worst_class(found: Predictions) -> float:
@@ -152,7 +152,7 @@ def test_a_new_metric_is_one_function_and_one_line(
     assert capture.get().count("worst class") == 2
 
     sent = counted([0, 0, 1], [0, 3, 1])
-    back, _ = decode_message(encode_message(reply_with(sent)))
+    back, _ = decode(encode(reply_with(sent)))
     assert isinstance(back, EvaluateReply)
     assert back.personal == sent
     assert back.personal.values["worst_class"] == 50
