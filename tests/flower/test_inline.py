@@ -23,7 +23,9 @@ from fedtailor.simulation.loop import run_round
 from world import combinations, world
 
 FIRST = dict(reversed(combinations()))
-FEDERATED = [name for name, entry in METHODS.items() if entry.method.trains and OWN not in entry.method.everyone(1)]
+FEDERATED = [
+    name for name in reversed(FIRST) if METHODS[name].method.trains and OWN not in METHODS[name].method.everyone(1)
+]
 
 
 @pytest.mark.parametrize("method", FEDERATED)

@@ -1,7 +1,5 @@
 """How far tuned logits are from zero-shot ones: the distances of FedPuReL."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

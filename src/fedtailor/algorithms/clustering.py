@@ -3,8 +3,6 @@
 Row k of d is client k's distribution over the classes. Labels count up from 0 in the order in which they appear.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

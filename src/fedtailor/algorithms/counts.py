@@ -3,8 +3,6 @@
 Validation is on what clients hold out, or on the server's own data; no picture's own result goes up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

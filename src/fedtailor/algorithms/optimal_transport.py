@@ -1,7 +1,5 @@
 """Entropic optimal transport in which a part of the mass may stay where it is, for many small problems at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Equiangular tight frames: classifiers whose classes all point equally far away from each other."""
 
-from __future__ import annotations
-
 import math
 
 import torch

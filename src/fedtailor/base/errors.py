@@ -1,7 +1,5 @@
 """The one error a user is meant to see: what was got, what is allowed, what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

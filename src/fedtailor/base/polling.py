@@ -1,7 +1,5 @@
 """How long to wait before looking again."""
 
-from __future__ import annotations
-
 
 class Backoff:
     """Pauses in seconds, each longer than the last up to a limit, from the first again after a reset."""

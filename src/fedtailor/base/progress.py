@@ -1,7 +1,5 @@
 """How long work is reported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 ProgressFn = Callable[[str, int, int], None]  # what is being done, how far, of how much

@@ -3,8 +3,6 @@
 `generator(seed, "round", 3, "client", 7, "train")` gives the same stream wherever and whenever it is asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """The command line. Verbs import what they need when called: importing torch takes seconds."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

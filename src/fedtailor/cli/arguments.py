@@ -1,7 +1,5 @@
 """Arguments that several verbs take, and what they stand for."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any

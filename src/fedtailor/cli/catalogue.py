@@ -1,7 +1,5 @@
 """What there is: methods, tuners, labelers, datasets and so on, as data and as tables."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`fedtailor flower …`: a federation of real sites, from its keys to its results."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Annotated

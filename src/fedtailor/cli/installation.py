@@ -1,7 +1,5 @@
 """What `fedtailor doctor` looks at: what is there, what is missing, what to do about it."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`fedtailor list`, `fedtailor show` and `fedtailor doctor`: what there is."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """What verbs write to the terminal."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Live progress on stderr, if that is a terminal."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Tensors and a JSON note as bytes: safetensors, which cannot run code when read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Updates in fewer bits: what a client has changed, θ − θ₀, each tensor with a scale of its own."""
 
-from __future__ import annotations
-
 import torch
 
 from ..base.errors import UserError

@@ -1,7 +1,5 @@
 """Pictures at the stage where a tuner enters the image tower: cached, or computed whenever they are asked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol

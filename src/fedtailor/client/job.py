@@ -1,7 +1,5 @@
 """What every participant of a run holds, what goes down to a client, and what a client keeps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 

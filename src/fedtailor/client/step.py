@@ -4,8 +4,6 @@ What a client may know goes in, what may leave it comes out. A method cannot lea
 its pass returns, LOCAL and FIXED parameters and `keep` are taken out here before anything travels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Parameters have OpenAI's names. A block can be run whole, or for the one token of a sequence that CLIP reads out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ file is written under another name and moved into place whole, so that two proce
 budget: what was not used for longest makes room for what is new.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The names that tensors have in OpenAI's and in Hugging Face's checkpoints, and how to tell the shapes of towers."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Every layout is translated into ours key by key; a key that is unknown, missing 
 names it. Pickled checkpoints (.pt, .bin) are refused, since reading one may run the code that is in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

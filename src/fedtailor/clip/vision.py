@@ -9,8 +9,6 @@ whose first prompt enters at layer 3, `("block3", "features")` what training rep
 `features` is the read-out (B, D); `patches` is every token projected, (B, 1 + L, D), the read-out first.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

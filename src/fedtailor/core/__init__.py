@@ -1,7 +1,5 @@
 """The vocabulary in which every method is written."""
 
-from __future__ import annotations
-
 from .bend import Bend, Context
 from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss

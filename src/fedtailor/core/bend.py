@@ -1,7 +1,5 @@
 """What a tuner can do to a frozen CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Linear layers as parameters, and first values."""
 
-from __future__ import annotations
-
 import math
 
 import torch

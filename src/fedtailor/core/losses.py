@@ -1,7 +1,5 @@
 """Losses, and the formulas that they are made of."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -4,8 +4,6 @@ It may change the loss, the client's pass, who owns which parameter, how the ser
 round. It never touches an engine, a file or another client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Local optimisation over a Params dict: torch's own optimisers, made anew for every client and round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from typing import Annotated, Literal, Self

@@ -1,7 +1,5 @@
 """Datasets by name: in one process, at a server or a site, and whether one is complete and readable."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

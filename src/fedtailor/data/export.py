@@ -1,7 +1,5 @@
 """A dealt-out dataset as picture files, a folder for each site: for `fedtailor data split`."""
 
-from __future__ import annotations
-
 import csv
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """A dataset and who holds what of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -4,8 +4,6 @@
 `paper`  what CAPT's and FedPuReL's codes do, which depends on the dataset: its loader says so (PaperPreprocess).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

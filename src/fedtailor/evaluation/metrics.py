@@ -1,7 +1,5 @@
 """The numbers of a test, all in percent. A new one is a function of Predictions and a line in METRICS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """How good pseudo-labels are, measured against true labels that no pass can see."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ Whoever imports this first sets flwr's environment: it tells nobody anything, in
 a home of ours, not in the user's.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -4,8 +4,6 @@ Flower then runs this client in a new process for each message, which loads torc
 'home="…" data="folder:…"'`. Runs are conducted by `fedtailor flower server` alone, which needs no ServerApp.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

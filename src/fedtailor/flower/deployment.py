@@ -4,8 +4,6 @@ A run is asked for by a file in `server/queue/`, which is removed when the run i
 `server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

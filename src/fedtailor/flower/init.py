@@ -7,8 +7,6 @@ clients/client-0/ what one site gets, and nothing else
 app/              the Flower app, which only names fedtailor.flower.app
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files

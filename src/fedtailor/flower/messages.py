@@ -1,7 +1,5 @@
 """Our messages inside Flower's: a transport over a Grid, and the ClientApp that hands messages to a client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial

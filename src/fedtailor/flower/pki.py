@@ -1,7 +1,5 @@
 """Keys and certificates of a deployment: its own certificate authority, the server's certificate, the sites' keys."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

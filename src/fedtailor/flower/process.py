@@ -1,7 +1,5 @@
 """A process that is kept going: started again when it ends, a little later each time it ends soon."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

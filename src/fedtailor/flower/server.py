@@ -4,8 +4,6 @@ To Flower each attempt at a run is a new one. To us it is the same run, resumed 
 the attempt before: a SuperLink that broke, a process that was killed, a machine that was restarted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """engine=flower: Flower's simulation. Clients are nodes that Ray runs in other processes, reached by messages alone."""
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

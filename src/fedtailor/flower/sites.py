@@ -1,7 +1,5 @@
 """What a run needs at each place of a deployment: the server's experiment, and a site's session."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A deployment seen from outside its server: through its files and its control port."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -4,8 +4,6 @@ flwr 1.41 serves everything at one address, also the Control API, which starts r
 address answers to the Fleet API alone, and takes no message that is too long; all else is on this machine only.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 from typing import Any

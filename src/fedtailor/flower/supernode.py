@@ -8,8 +8,6 @@ sends a reply as soon as there is one; Flower's looks for replies only after a m
 that message: after a late one, as when the server was restarted, the next would be stuck.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Flower's own starts a process for each message, which runs the code that came wi
 fedtailor is ever run.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

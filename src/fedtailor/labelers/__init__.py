@@ -1,7 +1,5 @@
 """How unlabeled clients get labels, by name; any method can train on any of them."""
 
-from __future__ import annotations
-
 from .base import Labeler
 from .copl import CoPL
 from .cpl import CPL

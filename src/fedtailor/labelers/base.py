@@ -4,8 +4,6 @@ Its labels stay with the client, under the names below; a method's passes see th
 never the true labels. A client that misses a labeling keeps its old labels, or has none until the next one (refresh).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ Departures, as released and all of them in docs/methods/fedcopl.md: medians are 
 without votes gets a small quota, and a class's pictures are chosen among those predicted as it (pool=all: among all).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -9,8 +9,6 @@ pools start at k, not at a step's share of the pictures. As released: what is le
 with refresh, the first labeling weighs candidates by probability, later ones equally (soft=false: always equally).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -9,8 +9,6 @@ every board that takes it, and does not sort a board before its first replacemen
 pictures the earlier one stands higher; the released code goes by file name.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

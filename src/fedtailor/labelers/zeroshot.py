@@ -5,8 +5,6 @@ Notation: p_c(x) → probs.
 Departures: none.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

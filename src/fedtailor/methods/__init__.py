@@ -1,7 +1,5 @@
 """Every method by name: a class, the tuner it comes with, a sentence. The rest of it is in recipes/NAME.toml."""
 
-from __future__ import annotations
-
 from .capt import CAPT
 from .central import Central
 from .creff import CReFF

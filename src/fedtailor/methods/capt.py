@@ -8,8 +8,6 @@ Departures, all of them in docs/methods/capt.md: the integrated prompt has a los
 clients are joined by complete linkage, P_g has three rows and P_c one, rewards are measured on held-out data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

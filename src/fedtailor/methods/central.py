@@ -4,8 +4,6 @@ Departures: none. A round is local.epochs passes over all the data, where a fede
 It moves the pictures themselves, which is not counted in its bytes.
 """
 
-from __future__ import annotations
-
 from ..core import OWN, Method
 
 

@@ -8,8 +8,6 @@ Departures, all of them in docs/methods/creff.md: a class's gradient is the mean
 unaugmented, and the re-trained classifier starts as the first head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ Departures: only a tuner's parameters are trained and sent; CLIP is frozen. The 
 `Method` is FedAvg already; with three tuners it is PromptFL, FedCLIP and CLIP-LoRA.
 """
 
-from __future__ import annotations
-
 from ..core import Method
 
 

@@ -6,8 +6,6 @@ Departures: classes compete in the loss and clients weigh by their samples, as C
 preset=original: pictures compete with their batch's captions (two of the same class are rivals), clients weigh equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

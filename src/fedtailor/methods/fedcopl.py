@@ -6,8 +6,6 @@ Departures, as released and all of them in docs/methods/fedcopl.md: n~_k counts 
 rate falls along a cosine from one labeling to the next.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from ..core import GLOBAL, LOCAL, Method, Params, Scope, resolve

@@ -6,8 +6,6 @@ Departures, all of them in docs/methods/fedloge.md: a class is absent if the cli
 frame's rows are equally sparse and of length 1, and a personal head starts as the shared one does.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

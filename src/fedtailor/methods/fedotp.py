@@ -6,8 +6,6 @@ Departures, all of them in docs/methods/fedotp.md: a transport problem stops by 
 and is solved in logarithms and doubles; what is shared alone is the global prompt with all of γ.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

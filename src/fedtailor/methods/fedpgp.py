@@ -7,8 +7,6 @@ Departures: z_C is the hand-written sentence, as printed; the released code take
 (anchor=placeholder). One prompt a client: more would add columns of logits that nobody reads.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -5,8 +5,6 @@ Notation: w → theta, w^t → start, μ → mu.
 Departures: none. (Several public codes compute the pull from detached tensors, so that it does nothing.)
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

@@ -7,8 +7,6 @@ Departures, all of them in docs/methods/fedpurel.md: T_p is not given in print a
 a gradient is projected tensor by tensor (scope=joint: φ_g as one, as the paper's notation has it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

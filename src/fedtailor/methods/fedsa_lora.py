@@ -6,8 +6,6 @@ Departures: written for language models; here on CLIP's attention matrices. The 
 with B at its first value, zero, what is shared alone is CLIP as it is: the global numbers are zero-shot's.
 """
 
-from __future__ import annotations
-
 from ..core import GLOBAL, LOCAL, Method
 
 

@@ -6,8 +6,6 @@ Departures, all of them in docs/methods/fedtpg.md: every client tells all C clas
 reads all their names; in the paper each has its own few. T is of bare class names, as released.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ..core import Method, Reply, Server, even

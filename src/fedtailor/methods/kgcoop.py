@@ -6,8 +6,6 @@ Departures: the knowledge term is 1 − cos, as released; the paper's squared di
 Federated by averaging, as CAPT compares it.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

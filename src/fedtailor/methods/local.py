@@ -4,8 +4,6 @@ Departures: none. A client trains in the rounds in which it would have taken par
 Nothing is shared, so there is no global model to test.
 """
 
-from __future__ import annotations
-
 from ..core import LOCAL, Method
 
 

@@ -7,8 +7,6 @@ re-implementation chose, not the authors'; W_v begins at zero, so that a client 
 `pace` times as fast as the prompt. The global model is the shared prompt alone.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field

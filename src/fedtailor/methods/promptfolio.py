@@ -7,8 +7,6 @@ Departures: none. The two unit vectors are mixed as they are; the mixture is not
 Since logits are linear in it, mixing sentences is mixing logits. The global model is p_G alone (θ = 0).
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -5,8 +5,6 @@ a table `default`, and one for each preset, of the command line's keys. `use` ta
 `with.TUNER` holds what counts with that tuner only; a preset that says `method.name` stands for another method.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Departures, all of them in docs/methods/rucr.md: written from the released code,
 prototypes come from the round's clients, and the classifier is re-trained on the model just averaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated

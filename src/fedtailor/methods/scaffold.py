@@ -6,8 +6,6 @@ K → steps of a pass, η_l → local.lr, η_g → eta_g.
 Departures: none. The new c_i is option II of Algorithm 1, which holds for plain SGD at one rate; all else is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self

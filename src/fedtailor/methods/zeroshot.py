@@ -4,8 +4,6 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 Departures: none (one sentence a class, no ensemble of templates).
 """
 
-from __future__ import annotations
-
 from ..core import Method
 
 

@@ -1,7 +1,5 @@
 """The rebalancers by name: `rebalance=fedgrab` goes with any method."""
 
-from __future__ import annotations
-
 from ..core.types import Rebalancer
 from .fedgrab import FedGraB
 

@@ -5,8 +5,6 @@ carried out from the very state that it names: once more if a reply was lost or 
 checkpoint, and as if nothing had happened if a reply came too late to count.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -4,8 +4,6 @@ The server remembers of every client which state its last counted reply left. A 
 another request counts for nothing, at the client too: its next request names the state from before.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

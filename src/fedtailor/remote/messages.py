@@ -5,8 +5,6 @@ refusal. A request names the state that it starts from, and its reply bears the 
 and a client that has lost its state is noticed.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """A comparison as tables, for the terminal and in Markdown: the best of a column bold, the second underlined."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which client has how much of which class: a table of classes, and clients × classes as shades."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables for the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.table import Column, Table

@@ -5,8 +5,6 @@ and table.json. If it is killed, at whatever moment, the same command continues 
 was stopped is resumed, the others are run.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import platform

@@ -1,7 +1,5 @@
 """What a comparison compares: rows on one federation, with the same cohorts, rounds and seeds; read and written."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The same as the command line, from Python: `run("promptfl", data="drawn-lt", rounds=10)`."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The result of a run: the numbers of its last round, of its best, and the mean of its last ten."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

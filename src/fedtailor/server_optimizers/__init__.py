@@ -1,7 +1,5 @@
 """Server optimisers by name: what a round changed is a step that the server may take with momentum, for any method."""
 
-from __future__ import annotations
-
 from .base import ServerOptimizer
 from .fedadam import FedAdam
 from .fedavgm import FedAvgM

@@ -4,8 +4,6 @@ Notation: Δ_t → what a round changed in the server's parameters, m_t, v_t →
 Departures: only the server's parameters take such a step, not the clusters' copies.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

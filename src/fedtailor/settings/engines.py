@@ -4,8 +4,6 @@ An engine's module has `make_engine(experiment, clients, folder)`. It is importe
 need packages that the rest does not.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Keys and values as users write them: spellings, words of a command line, TOML documents; and what is wrong."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce

@@ -4,8 +4,6 @@ Later sources win: the defaults here, the method's recipe, its preset, what the 
 value checked before any work begins.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From settings to everything a run needs: data dealt out, CLIP loaded, images encoded."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

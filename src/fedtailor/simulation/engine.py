@@ -1,7 +1,5 @@
 """What the round loop asks of an engine besides running passes: what they cost, and how clients do in tests."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The meaning of an engine: a loop over the cohort, in this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

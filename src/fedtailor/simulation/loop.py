@@ -1,7 +1,5 @@
 """The round loop: cohort, the method's round, tests, one record. It knows no method, no engine and no file."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

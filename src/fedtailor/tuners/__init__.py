@@ -1,7 +1,5 @@
 """The ways to bend a frozen CLIP, by name. `a+b` joins two of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedCLIP's attention gate on image features: I' = softmax(W₂ tanh(W₁ I)) ⊙ I."""
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A context of its own for every class (CoOp's CSC; CAPT's class-aware prompts)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

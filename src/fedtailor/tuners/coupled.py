@@ -1,7 +1,5 @@
 """A text context that also prompts the image tower through a learned projection: shallow in CAPT, deep in MaPLe."""
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 

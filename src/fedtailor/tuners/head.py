@@ -1,7 +1,5 @@
 """A linear classifier on CLIP's image features in place of the class sentences (a linear probe)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

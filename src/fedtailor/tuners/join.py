@@ -1,7 +1,5 @@
 """Several tuners at once: `text_prompt+visual_prompt` is FedCoPL's, `coupled+class_prompt` CAPT's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any

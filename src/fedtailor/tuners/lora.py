@@ -1,7 +1,5 @@
 """Low-rank deltas on the attention matrices (CLIP-LoRA): W + α/√r · B A."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """CoCoOp's context: M rows for all classes, and a small network that moves them differently for each image."""
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -1,7 +1,5 @@
 """No tuner: CLIP as it is."""
 
-from __future__ import annotations
-
 import torch
 
 from ..core import Bend, Model, Params, Tuner

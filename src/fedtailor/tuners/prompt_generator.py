@@ -4,8 +4,6 @@ One cross-attention block without a residual, then a gated feed-forward block wi
 may follow in the released code (none by default) are left out; so is the keys' bias, which a softmax does not see.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

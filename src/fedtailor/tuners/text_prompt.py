@@ -1,7 +1,5 @@
 """CoOp's learned context: M rows before every class name, the same for all classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

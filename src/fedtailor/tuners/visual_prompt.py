@@ -1,7 +1,5 @@
 """Learned tokens in the image tower (VPT): at its beginning, or anew at every layer."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from their "python version" or their "binary version"."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

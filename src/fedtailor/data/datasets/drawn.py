@@ -5,8 +5,6 @@ The pictures are dim, grainy and partly covered. `scripts/pretrain.py` draws the
 the same pen (`draw`) in other, mostly clearer styles: adapting from those to this one is what there is to learn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

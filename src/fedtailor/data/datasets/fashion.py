@@ -1,7 +1,5 @@
 """Fashion-MNIST, from its four idx files."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the loaders share: files that must be there, lists of lines, pictures in a folder."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

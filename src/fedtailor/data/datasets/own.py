@@ -1,7 +1,5 @@
 """A user's own pictures: `folder:PATH`, one folder per class or unlabelled in one heap, and `csv:PATH`, a table."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Published datasets of picture files, in the layout their authors distribute."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ways to deal a dataset out to clients, by name."""
 
-from __future__ import annotations
-
 from .base import Partition
 from .dirichlet import Dirichlet
 from .dirichlet_plain import PlainDirichlet

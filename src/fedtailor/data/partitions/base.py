@@ -1,7 +1,5 @@
 """What partitions share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """Label skew: each class is dealt out by Dirichlet shares; clients that are full get no more."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

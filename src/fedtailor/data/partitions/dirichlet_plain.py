@@ -1,7 +1,5 @@
 """Label skew: each class is dealt out by Dirichlet shares, without a cap."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -1,7 +1,5 @@
 """No skew."""
 
-from __future__ import annotations
-
 from ..dataset import Dataset, Rng
 from .base import Partition, Share, Shares, check_size, random_parts
 

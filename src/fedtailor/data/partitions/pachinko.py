@@ -1,7 +1,5 @@
 """Label skew in two levels: every client draws its own mixture of super-classes, then of classes."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field

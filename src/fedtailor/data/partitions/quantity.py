@@ -1,7 +1,5 @@
 """Quantity skew: a client holds few classes, in uneven amounts."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

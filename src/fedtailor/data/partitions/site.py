@@ -1,7 +1,5 @@
 """Clients are the places that the pictures come from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...base.errors import UserError

@@ -4,8 +4,6 @@ A diagnostic is a function of a round (RoundView). It may look at everything, tr
 as this is a simulation. Nothing it finds reaches training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How differently a round's clients changed their parameters, in either tower."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

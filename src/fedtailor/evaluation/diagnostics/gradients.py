@@ -1,7 +1,5 @@
 """Gradients of the shared parameters, at the model that the cohort was sent: their angles, and their variance."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import fmean

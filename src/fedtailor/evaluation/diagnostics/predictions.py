@@ -1,7 +1,5 @@
 """What a round's models predict on the test set, and how good the pseudo-labels of the round are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a diagnostic sees: one round, with every client's state, every true label and everything that was sent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a method's server side decided: who goes with whom, and when to aggregate."""
 
-from __future__ import annotations
-
 from ...core.types import CLUSTERED
 from .round import RoundView
 

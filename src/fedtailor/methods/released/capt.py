@@ -7,8 +7,6 @@ that the bandit did not ask for; a class's rows are averaged over clients with o
 one row and P_c three, and the reward is measured on the test set: both are settings that come with capt-released.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

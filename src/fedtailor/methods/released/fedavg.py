@@ -3,8 +3,6 @@
 Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models, IEEE TMC 2023.
 """
 
-from __future__ import annotations
-
 from ..fedavg import FedAvg
 from .relay import CarriedMomentum
 

@@ -4,8 +4,6 @@ Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classificatio
 Departures: that code also carries the momentum of the text prompts, so that something local travels: carry=all.
 """
 
-from __future__ import annotations
-
 from ..fedcopl import FedCoPL
 from .relay import CarriedMomentum
 

@@ -4,8 +4,6 @@ Hou et al., Fine-Tuning Impairs the Balancedness of Foundation Models in Long-ta
 Departures: none known. With adapters that code has plain distillation and the fused loss alone: align=distil lam=0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pydantic import Field

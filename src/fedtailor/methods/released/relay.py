@@ -4,8 +4,6 @@ They keep one optimiser for all clients: the momentum of one client's last step 
 parity with them: it goes through the server, and clients have to train one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
