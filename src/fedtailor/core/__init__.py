@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from .aggregation import even, weighted_mean
-from .bend import Bend, Context
 from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss
 from .method import Method, TwoBranches, branch, resolve
-from .model import Model, Tuner
+from .model import Bend, Context, Model, Tuner
 from .optim import Gradient, LocalTraining, gradient_of, gradients, optimise
 from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me, Params, Pass, Reply, Samples, Scope
 
