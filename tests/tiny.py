@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import tokenizers
 import torch
 from tokenizers import models, normalizers, pre_tokenizers
 
-from fedtailor.clip.layouts import to_openai
 from fedtailor.clip.load import save_folder
 from fedtailor.clip.model import Clip, Shape
 from fedtailor.clip.tokenizer import EOT, SOS
@@ -50,6 +50,11 @@ def tokenizer() -> tokenizers.Tokenizer:
     out.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     out.add_special_tokens([SOS, EOT])
     return out
+
+
+def to_openai(clip: Clip) -> dict[str, torch.Tensor]:
+    names = {key: re.sub(r"^vision\.", "visual.", key).removeprefix("text.") for key in clip.state_dict()}
+    return {names[key]: value for key, value in clip.state_dict().items()}
 
 
 def tiny_folder(folder: Path, shape: Shape = VIT, seed: int = 0) -> Path:

@@ -3,8 +3,9 @@
 Parameters have OpenAI's names. A block can be run whole, or for the one token of a sequence that CLIP reads out.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,7 @@ MATRICES = "qkvo"
 Rng = torch.Generator | None  # for dropout; None: evaluation
 
 
-@dataclass(frozen=True)
-class LowRank:
+class LowRank(NamedTuple):
     """W + scale · B A, applied as x ↦ scale · B (A drop(x)) beside the frozen matrix."""
 
     A: Tensor  # (R, W)
@@ -28,11 +28,8 @@ Deltas = Mapping[tuple[int, str], LowRank]  # (layer, "q" | "k" | "v" | "o") →
 NO_DELTAS: Deltas = {}
 
 
-@dataclass(frozen=True)
-class LayerDeltas:
-    """The deltas of one layer, by matrix."""
-
-    on: Mapping[str, LowRank] = field(default_factory=dict)
+class LayerDeltas(NamedTuple):
+    on: Mapping[str, LowRank] = {}  # by matrix
     rng: Rng = None
 
 
@@ -58,6 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDel
     return out + F.linear(F.linear(drop(x, delta.dropout, deltas.rng), delta.A), delta.B) * delta.scale
 
 
+def split(x: Tensor, heads: int) -> Tensor:
+    """(…, H · d) → (…, H, d)."""
+    return x.view(*x.shape[:-1], heads, -1)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention over (…, L, H, d), the layout that a projection leaves; mask is True where a query may look."""
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
@@ -73,38 +75,24 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
         nn.init.normal_(self.in_proj_weight, std=width**-0.5)
 
-    def split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, -1)
-
     def project(self, x: Tensor, which: str, deltas: LayerDeltas) -> Tensor:
         """q, k or v of x: (…, L, W) → (…, L, H, d)."""
         at, width = MATRICES.index(which), x.shape[-1]
         rows = slice(at * width, (at + 1) * width)
-        return self.split(linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows], which, deltas))
+        return split(linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows], which, deltas), self.heads)
 
     def qkv(self, x: Tensor, deltas: LayerDeltas) -> tuple[Tensor, Tensor, Tensor]:
         if any(which in deltas.on for which in "qkv"):
             q, k, v = (self.project(x, which, deltas) for which in "qkv")
         else:  # one matrix product instead of three
-            q, k, v = (self.split(t) for t in F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1))
+            parts = F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            q, k, v = (split(part, self.heads) for part in parts)
         return q, k, v
 
-    def out(self, x: Tensor, deltas: LayerDeltas) -> Tensor:
-        return linear(x.flatten(-2), self.out_proj.weight, self.out_proj.bias, "o", deltas)
 
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, act: str) -> None:
-        super().__init__()
-        self.act = act
-        self.c_fc = nn.Linear(width, 4 * width)
-        self.c_proj = nn.Linear(4 * width, width)
-
+class QuickGelu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.c_fc(x)
-        hidden = hidden * torch.sigmoid(1.702 * hidden) if self.act == "quick_gelu" else F.gelu(hidden)
-        out: Tensor = self.c_proj(hidden)
-        return out
+        return x * torch.sigmoid(1.702 * x)
 
 
 class Block(nn.Module):
@@ -112,13 +100,14 @@ class Block(nn.Module):
         super().__init__()
         self.attn = Attention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, act)
+        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        between = QuickGelu() if act == "quick_gelu" else nn.GELU()
+        self.mlp = nn.Sequential(OrderedDict(c_fc=wide, act=between, c_proj=narrow))
         self.ln_2 = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, deltas: LayerDeltas = NONE_HERE) -> Tensor:
         """(…, L, W) → (…, L, W)."""
-        q, k, v = self.attn.qkv(self.ln_1(x), deltas)
-        return self.finish(x, attend(q, k, v, mask), deltas)
+        return self.finish(x, attend(*self.attn.qkv(self.ln_1(x), deltas), mask), deltas)
 
     def first(self, x: Tensor, deltas: LayerDeltas = NONE_HERE) -> Tensor:
         """Only the first token's output, (…, L, W) → (…, W): it alone is a query."""
@@ -129,9 +118,9 @@ class Block(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor, deltas: LayerDeltas) -> Tensor:
         """What follows the attention: output matrix, residual, MLP."""
-        x = x + self.attn.out(attended, deltas)
-        out: Tensor = x + self.mlp(self.ln_2(x))
-        return out
+        last = self.attn.out_proj
+        x = x + linear(attended.flatten(-2), last.weight, last.bias, "o", deltas)
+        return x.add(self.mlp(self.ln_2(x)))
 
 
 class Transformer(nn.Module):
@@ -145,6 +134,4 @@ class Transformer(nn.Module):
         return len(self.resblocks)
 
     def __getitem__(self, layer: int) -> Block:
-        block = self.resblocks[layer]
-        assert isinstance(block, Block)
-        return block
+        return cast(Block, self.resblocks[layer])

@@ -54,12 +54,6 @@ def from_openai(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ours
 
 
-def to_openai(clip: Clip) -> dict[str, Tensor]:
-    return {
-        re.sub(r"^vision\.", "visual.", key).removeprefix("text."): value for key, value in clip.state_dict().items()
-    }
-
-
 def shape_from_openai(state: Mapping[str, Tensor], folder: Path) -> Shape:
     def depth(prefix: str) -> int:
         return len({key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)})
@@ -135,10 +129,9 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = (re.match(rf"{tower}_model\.encoder\.layers\.(\d+)\.", key) for key in left)
         return max((1 + int(match[1]) for match in found if match), default=0)
 
-    names = block_names(depth("text"), depth("vision"))
     ours = {name: left.pop(theirs) for name, theirs in RENAMED.items() if theirs in left}
     ours |= {name: left.pop(theirs).T.contiguous() for name, theirs in TRANSPOSED.items() if theirs in left}
-    for name, parts in names.items():
+    for name, parts in block_names(depth("text"), depth("vision")).items():
         if all(part in left for part in parts):
             ours[name] = torch.cat([left.pop(part) for part in parts])
     return {**ours, **left}  # what is left is unknown, and `fill` says so

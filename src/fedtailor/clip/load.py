@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -44,7 +43,11 @@ class Checkpoint:
 def load(name: str = BUNDLED) -> Checkpoint:
     """Open a backbone: `bundled`, a folder, a .safetensors file in OpenAI's layout, or a hub id `owner/name`."""
     folder, weights = locate(name)
-    shape, ours = translate(read(weights), folder, weights)
+    try:
+        state = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{weights} is not a readable safetensors file: {error}") from error
+    shape, ours = translate(state, folder, weights)
     with torch.device("meta"):  # no memory for weights that are replaced at once
         clip = Clip(shape)
     fill(clip, ours, weights)
@@ -99,23 +102,13 @@ def download(name: str) -> Path:
         raise UserError(f"could not fetch {name!r} from the hub ({type(error).__name__}: {error})") from error
 
 
-def read(weights: Path) -> dict[str, Tensor]:
-    try:
-        return dict(load_file(weights))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{weights} is not a readable safetensors file: {error}") from error
-
-
 def fill(clip: Clip, ours: Mapping[str, Tensor], source: Path | str) -> None:
     """Load exactly these weights: no key too many, none too few, every shape right."""
     wanted = clip.state_dict()
     problems = [f"missing {k}" for k in wanted if k not in ours and not k.endswith("num_batches_tracked")]
     problems += [f"unknown {k}" for k in ours if k not in wanted]
-    problems += [
-        f"{k} is {tuple(ours[k].shape)}, should be {tuple(wanted[k].shape)}"
-        for k in wanted
-        if k in ours and ours[k].shape != wanted[k].shape
-    ]
+    wrong = [k for k in wanted if k in ours and ours[k].shape != wanted[k].shape]
+    problems += [f"{k} is {tuple(ours[k].shape)}, should be {tuple(wanted[k].shape)}" for k in wrong]
     if problems:
         more = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise UserError(f"{source} does not fit: " + "; ".join(problems[:10]) + more)
@@ -131,15 +124,14 @@ def save_folder(clip: Clip, folder: Path, eot: int, sos: int, dtype: torch.dtype
     save_file(state, os.fspath(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
+# What every published CLIP was trained with.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def normalisation(folder: Path) -> tuple[Triple, Triple]:
     file = folder / "preprocessor_config.json"
-    if not file.is_file():
-        return CLIP_MEAN, CLIP_STD  # what every published CLIP was trained with
-    config = read_json(file)
+    config = read_json(file) if file.is_file() else {}
     mean, std = config.get("image_mean", CLIP_MEAN), config.get("image_std", CLIP_STD)
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
@@ -148,6 +140,5 @@ def digest(clip: Clip) -> str:
     """A hash of every weight, whatever file they came from."""
     total = hashlib.sha256()
     for name, value in sorted(clip.state_dict().items()):
-        total.update(name.encode())
-        total.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+        total.update(name.encode() + value.detach().cpu().numpy().tobytes())
     return total.hexdigest()

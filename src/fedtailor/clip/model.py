@@ -35,8 +35,7 @@ class Clip(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape = shape
-        s = shape
+        self.shape = s = shape
         if isinstance(s.vision_layers, int):
             self.vision: ImageTower = VisionTransformer(
                 s.embed, s.image_size, s.patch, s.vision_width, s.vision_layers, s.vision_heads, s.act
@@ -47,8 +46,7 @@ class Clip(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def freeze(self) -> Clip:
-        self.requires_grad_(False)
-        return self.eval()
+        return self.requires_grad_(False).eval()
 
     @property
     def scale(self) -> Tensor:

@@ -9,16 +9,13 @@ features for C sentences that share a beginning, as prompts do, with fewer sums:
 * the last layer is computed for the end-of-text tokens only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at
+from .block import NO_DELTAS, Block, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at
 
 TOKEN, SHARED, OWN = "token", "shared", "own"
 # (TOKEN, id): a frozen token · (SHARED, m): the m-th learned row, the same for all classes · (OWN, m): each class's own
@@ -61,52 +58,42 @@ class Layout:
     place: Tensor  # (P + T,) position in its sentence
     grid: Tensor  # (C, L) the packed tokens of each class, padded by repeating its last
     inside: Tensor  # (T,) where each packed token is in the flattened grid
-    last: Tensor  # (C,) each class's end-of-text token
     prefix: int  # P
     context: tuple[int, ...]  # prefix positions of the shared rows: what deep prompts overwrite
     shared: int
     own: int
 
     @property
-    def classes(self) -> int:
-        return len(self.last)
-
-    def to(self, device: torch.device) -> Layout:
-        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+    def last(self) -> Tensor:
+        """(C,) each class's end-of-text token."""
+        return self.grid[:, -1]
 
 
-def pack(sentences: Sequence[Sequence[Slot]]) -> Layout:
+def pack(sentences: Sequence[Sequence[Slot]], device: torch.device | None = None) -> Layout:
     """Find what all sentences begin with, and lay the rest end to end."""
-    shortest = min(len(s) for s in sentences)
+    shortest, longest = min(map(len, sentences)), max(map(len, sentences))
     prefix = 0  # up to the first OWN slot or difference; the last token of a sentence always stays with its class
     while prefix < shortest - 1 and all(s[prefix] == sentences[0][prefix] != (OWN, s[prefix][1]) for s in sentences):
         prefix += 1
     ids = sorted({i for s in sentences for kind, i in s if kind == TOKEN})
-    row_of = {i: row for row, i in enumerate(ids)}
     shared, own = (1 + max((m for s in sentences for k, m in s if k == kind), default=-1) for kind in (SHARED, OWN))
 
-    def row(slot: Slot, c: int) -> int:
-        kind, i = slot
-        if kind == TOKEN:
-            return row_of[i]
-        return len(ids) + i if kind == SHARED else len(ids) + shared + c * own + i
+    row_of = {(TOKEN, i): row for row, i in enumerate(ids)} | {(SHARED, m): len(ids) + m for m in range(shared)}
 
-    rows = [row(slot, 0) for slot in sentences[0][:prefix]]
-    places = list(range(prefix))
-    longest = max(len(s) for s in sentences) - prefix
-    grid, inside, last = [], [], []
+    def row(slot: Slot, c: int) -> int:
+        return row_of[slot] if slot[0] != OWN else len(ids) + shared + c * own + slot[1]
+
+    rows, places = [row(slot, 0) for slot in sentences[0][:prefix]], list(range(prefix))
+    grid, inside = [], []
     for c, sentence in enumerate(sentences):
-        first = len(rows)
+        numbers = list(range(len(rows), len(rows) + len(sentence) - prefix))
         rows += [row(slot, c) for slot in sentence[prefix:]]
         places += range(prefix, len(sentence))
-        numbers = list(range(first, len(rows)))
-        inside += [c * longest + j for j in range(len(numbers))]
-        grid.append(numbers + [numbers[-1]] * (longest - len(numbers)))
-        last.append(numbers[-1])
+        inside += [c * (longest - prefix) + j for j in range(len(numbers))]
+        grid.append(numbers + numbers[-1:] * (longest - len(sentence)))
     context = tuple(j for j, (kind, _) in enumerate(sentences[0][:prefix]) if kind == SHARED)
-    ids_, row_, place_, grid_, inside_, last_ = (torch.tensor(n) for n in (ids, rows, places, grid, inside, last))
-    return Layout(ids_, row_, place_, grid_, inside_, last_, prefix, context, shared, own)
+    ids_, row_, place_, grid_, inside_ = (torch.tensor(n, device=device) for n in (ids, rows, places, grid, inside))
+    return Layout(ids_, row_, place_, grid_, inside_, prefix, context, shared, own)
 
 
 class TextTower(nn.Module):
@@ -123,8 +110,7 @@ class TextTower(nn.Module):
         nn.init.normal_(self.text_projection, std=width**-0.5)
 
     def leave(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ln_final(x)
-        return normed @ self.text_projection
+        return torch.matmul(self.ln_final(x), self.text_projection)
 
     def plain(self, ids: Tensor, embeddings: Tensor | None = None, deltas: Deltas = NO_DELTAS) -> Tensor:
         """(C, L) token ids → (C, D) features, every token of every sentence. EOT is the largest id of a row.
@@ -152,67 +138,56 @@ class TextTower(nn.Module):
 
         These are shared (M, W) and own (C, M, W); deep[i] (M, W) overwrites the shared ones at the input of layer i.
         """
-        batched = any(t is not None and t.dim() == d for t, d in ((shared, 3), (own, 4)))
-        x = self.lay(layout, shared, own)  # (N, P + T, W)
-        P, layers = layout.prefix, len(self.transformer)
-        if deep:
-            self.check_deep(layout, deep)
-        device = x.device
+        learned = [rows for rows in (shared, None if own is None else own.flatten(-3, -2)) if rows is not None]
+        x = self.lay(layout, learned)
+        P, (C, L), last, device = layout.prefix, layout.grid.shape, len(self.transformer) - 1, x.device
         causal = torch.ones(P, P, dtype=torch.bool, device=device).tril()
-        C, L = layout.grid.shape
         keys = torch.cat([torch.arange(P, device=device).expand(C, P), layout.grid], dim=1).flatten()  # (C · (P + L))
         behind = torch.ones(L, P + L, dtype=torch.bool, device=device).tril(P)  # the prefix and what stands before
-        for layer in range(layers - 1):
-            x = self.overwrite(x, layout, deep.get(layer))
+        for layer in range(last + 1):
             block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
+            if layer in deep:
+                x = overwrite(x, layout, layer, deep[layer])
+            if layer == last:
+                x = last_layer(block, x, layout, keys, here)
+                break
             q, k, v = block.attn.qkv(block.ln_1(x), here)
             own_q = q.index_select(1, layout.grid.flatten()).unflatten(1, (C, L))
             own_k, own_v = (t.index_select(1, keys).unflatten(1, (C, P + L)) for t in (k, v))
             own_out = attend(own_q, own_k, own_v, behind).flatten(1, 2).index_select(1, layout.inside)
             prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], causal)
             x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
-        x = self.overwrite(x, layout, deep.get(layers - 1))
-        features = self.leave(self.last_layer(x, layout, keys, deltas_at(layers - 1, deltas, rng)))
-        return features if batched else features.squeeze(0)
+        features = self.leave(x)
+        return features if any(rows.dim() == 3 for rows in learned) else features.squeeze(0)
 
-    def lay(self, layout: Layout, shared: Tensor | None, own: Tensor | None) -> Tensor:
+    def lay(self, layout: Layout, learned: Sequence[Tensor]) -> Tensor:
         """Embeddings of all tokens, (N, P + T, W)."""
-        table = [self.token_embedding(layout.ids)[None]]
-        if shared is not None:
-            table.append(shared if shared.dim() == 3 else shared[None])
-        if own is not None:
-            table.append((own if own.dim() == 4 else own[None]).flatten(1, 2))
-        N = max(len(t) for t in table)
-        rows = torch.cat([t.expand(N, -1, -1) for t in table], dim=1)
-        if rows.shape[1] != len(layout.ids) + layout.shared + layout.classes * layout.own:
+        table = [self.token_embedding(layout.ids), *learned]
+        N = max([len(rows) for rows in learned if rows.dim() == 3], default=1)
+        rows = torch.cat([each.expand(N, -1, -1) for each in table], dim=1)
+        if rows.shape[1] != len(layout.ids) + layout.shared + len(layout.grid) * layout.own:
             raise ValueError(f"{layout.shared} shared and {layout.own} own rows are laid out, other shapes were given")
         return rows.index_select(1, layout.row) + self.positional_embedding[layout.place]
 
-    @staticmethod
-    def check_deep(layout: Layout, deep: Mapping[int, Tensor]) -> None:
-        first = min(layout.context, default=0)
-        if not layout.shared or layout.context != tuple(range(first, first + layout.shared)):
-            raise ValueError("deep text prompts need their context, in one piece, at the beginning of the sentence")
-        for layer, rows in deep.items():
-            if (got := rows.shape[-2]) != layout.shared:
-                raise ValueError(f"deep text prompts of layer {layer} are {got} rows; the context is {layout.shared}")
 
-    @staticmethod
-    def overwrite(x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        if rows is None:
-            return x
-        first, after = layout.context[0], layout.context[-1] + 1
-        rows = (rows if rows.dim() == 3 else rows[None]).expand(len(x), -1, -1)
-        return torch.cat([x[:, :first], rows.to(x.dtype), x[:, after:]], dim=1)
+def overwrite(x: Tensor, layout: Layout, layer: int, rows: Tensor) -> Tensor:
+    """Deep prompts in place of the shared rows."""
+    first = min(layout.context, default=0)
+    after = first + layout.shared
+    if not layout.shared or layout.context != tuple(range(first, after)):
+        raise ValueError("deep text prompts need their context, in one piece, at the beginning of the sentence")
+    if (got := rows.shape[-2]) != layout.shared:
+        raise ValueError(f"deep text prompts of layer {layer} are {got} rows; the context is {layout.shared}")
+    return torch.cat([x[:, :first], rows.expand(len(x), -1, -1).to(x.dtype), x[:, after:]], dim=1)
 
-    def last_layer(self, x: Tensor, layout: Layout, keys: Tensor, deltas: LayerDeltas) -> Tensor:
-        block = self.transformer[len(self.transformer) - 1]
-        C, L = layout.grid.shape
-        normed = block.ln_1(x)
-        q = block.attn.project(normed.index_select(1, layout.last), "q", deltas).unsqueeze(2)  # one each
-        k, v = (block.attn.project(normed, which, deltas) for which in "kv")
-        k, v = (t.index_select(1, keys).unflatten(1, (C, -1)) for t in (k, v))
-        ends = layout.last - layout.grid[:, 0]  # tokens of a class behind the prefix, less one
-        reach = torch.arange(layout.prefix + L, device=x.device) <= (layout.prefix + ends)[:, None]
-        attended = attend(q, k, v, reach[:, None, None, :]).squeeze(2)
-        return block.finish(x.index_select(1, layout.last), attended, deltas)
+
+def last_layer(block: Block, x: Tensor, layout: Layout, keys: Tensor, deltas: LayerDeltas) -> Tensor:
+    """(N, P + T, W) → (N, C, W), of the end-of-text tokens."""
+    normed = block.ln_1(x)
+    q = block.attn.project(normed.index_select(1, layout.last), "q", deltas).unsqueeze(2)  # one each
+    k, v = (block.attn.project(normed, which, deltas) for which in "kv")
+    k, v = (t.index_select(1, keys).unflatten(1, (len(layout.grid), -1)) for t in (k, v))
+    ends = layout.prefix + layout.last - layout.grid[:, 0]  # each one's position in its sentence
+    reach = torch.arange(k.shape[2], device=x.device) <= ends[:, None]
+    attended = attend(q, k, v, reach[:, None, None, :]).squeeze(2)
+    return block.finish(x.index_select(1, layout.last), attended, deltas)

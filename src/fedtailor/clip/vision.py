@@ -9,21 +9,19 @@ whose first prompt enters at layer 3, `("block3", "features")` what training rep
 `features` is the read-out (B, D); `patches` is every token projected, (B, 1 + L, D), the read-out first.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear
+from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear, split
 
 EMBEDDED = -1  # the prompt layer before ln_pre; for a ResNet, the feature map before its attention pool
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Learned tokens that enter at one layer's input."""
 
     tokens: Tensor  # (M, W)
@@ -56,7 +54,7 @@ class ImageTower(nn.Module):
         deltas: Deltas = NO_DELTAS,
         rng: Rng = None,
     ) -> Tensor:
-        begin, end = (self.stages.index(stage) for stage in (start, stop))
+        begin, end = self.stages.index(start), self.stages.index(stop)
         if begin == end:
             return x
         if begin == 0:
@@ -93,21 +91,21 @@ class VisionTransformer(ImageTower):
         return torch.cat([cls, patches], dim=1) + self.positional_embedding
 
     def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
-        stop = self.stages[end]
         if begin == 1:
             x = self.ln_pre(enter(x, prompts.get(EMBEDDED)))
         for layer in range(begin - 1, min(end - 1, self.layers)):
-            prompt = prompts.get(layer)
+            prompt, block, here = prompts.get(layer), self.transformer[layer], deltas_at(layer, deltas, rng)
             x = enter(x, prompt)
-            block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
-            if layer == self.layers - 1 and stop == "features":
-                return self.leave(block.first(x, here))
-            x = leave(block(x, deltas=here), prompt)
-        return self.leave(x) if stop == "patches" else x
+            if layer == self.layers - 1 and self.stages[end] == "features":
+                x = block.first(x, here)
+            else:
+                x = block(x, deltas=here)
+                if prompt and not prompt.keep:
+                    x = x[:, : -prompt.tokens.shape[-2]]
+        return self.leave(x) if end > self.layers else x
 
     def leave(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ln_post(x)
-        return normed @ self.proj
+        return torch.matmul(self.ln_post(x), self.proj)
 
 
 def enter(x: Tensor, prompt: Prompt | None) -> Tensor:
@@ -115,10 +113,6 @@ def enter(x: Tensor, prompt: Prompt | None) -> Tensor:
         return x
     rows = prompt.tokens.to(x.dtype).expand(len(x), -1, -1)
     return torch.cat([x[:, : -rows.shape[1]] if prompt.replace else x, rows], dim=1)
-
-
-def leave(x: Tensor, prompt: Prompt | None) -> Tensor:
-    return x if prompt is None or prompt.keep else x[:, : -prompt.tokens.shape[-2]]
 
 
 class Bottleneck(nn.Module):
@@ -132,14 +126,12 @@ class Bottleneck(nn.Module):
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.downsample: nn.Sequential | None = None
         if stride > 1 or inside != 4 * width:
-            parts = (("0", nn.Conv2d(inside, 4 * width, 1, bias=False)), ("1", nn.BatchNorm2d(4 * width)))
-            self.downsample = nn.Sequential(OrderedDict(parts))
+            self.downsample = nn.Sequential(nn.Conv2d(inside, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
-        out = self.bn3(self.conv3(self.pool(out)))
         aside = x if self.downsample is None else self.downsample(self.pool(x))
-        return F.relu(out + aside)
+        return F.relu(self.bn3(self.conv3(self.pool(out))) + aside)
 
     def pool(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, self.stride) if self.stride > 1 else x
@@ -156,12 +148,13 @@ class AttentionPool(nn.Module):
     def forward(self, x: Tensor, all_tokens: bool, deltas: LayerDeltas) -> Tensor:
         tokens = x.flatten(2).transpose(1, 2)  # (B, L, W)
         tokens = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1) + self.positional_embedding
-        asking = tokens if all_tokens else tokens[:, :1]
-        q, k, v = (
-            linear(t, m.weight, m.bias, name, deltas).unflatten(-1, (self.heads, -1))
-            for t, m, name in ((asking, self.q_proj, "q"), (tokens, self.k_proj, "k"), (tokens, self.v_proj, "v"))
-        )
-        out: Tensor = self.c_proj(attend(q, k, v).flatten(-2))
+
+        def project(x: Tensor, matrix: nn.Linear, which: str) -> Tensor:
+            return split(linear(x, matrix.weight, matrix.bias, which, deltas), self.heads)
+
+        q = project(tokens if all_tokens else tokens[:, :1], self.q_proj, "q")
+        k, v = project(tokens, self.k_proj, "k"), project(tokens, self.v_proj, "v")
+        out = cast(Tensor, self.c_proj(attend(q, k, v).flatten(-2)))
         return out if all_tokens else out.squeeze(1)
 
 
@@ -193,10 +186,8 @@ class ModifiedResNet(ImageTower):
         self.attnpool = AttentionPool(image_size // 32, inside, heads, embed)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        x = pixels
-        for i in (1, 2, 3):
-            x = F.relu(getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x)))
-        x = F.avg_pool2d(x, 2)
+        x = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(pixels))))))
+        x = F.avg_pool2d(F.relu(self.bn3(self.conv3(x))), 2)
         for i in range(len(self.depths)):
             x = getattr(self, f"layer{i + 1}")(x)
         return x
@@ -204,5 +195,4 @@ class ModifiedResNet(ImageTower):
     def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
         if EMBEDDED in prompts:
             x = x + prompts[EMBEDDED].tokens.mean(dim=-2)[:, None, None]
-        out: Tensor = self.attnpool(x, self.stages[end] == "patches", deltas_at(0, deltas, rng))
-        return out
+        return cast(Tensor, self.attnpool(x, self.stages[end] == "patches", deltas_at(0, deltas, rng)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,19 +16,47 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..clip.block import Rng
+from ..clip.block import Deltas, Rng
 from ..clip.load import Checkpoint
 from ..clip.model import Clip
 from ..clip.text import Layout, arrange, pack, tokens
 from ..clip.tokenizer import Tokenizer
-from .bend import Bend, Context
+from ..clip.vision import Prompts
 from .types import Batch, Params, View
 
 CPU = torch.device("cpu")
-PLAIN = Bend()
 TEXT_BYTES = 256 << 20  # of text activations held at once where each image has sentences of its own
 ACTIVATIONS = 14  # numbers kept a token, layer and unit of width: q, k, v, 2 norms' inputs, 8 in the MLP, 1 in passing
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The learned rows in a class's sentence: [SOS][shared][own][before][name][.][EOT]."""
+
+    shared: int = 0
+    own: int = 0
+    before: tuple[int, ...] = ()  # frozen tokens between the learned rows and the name
+    position: str = "end"  # of the name
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Everything a tuner can do to CLIP, as values."""
+
+    shared: Tensor | None = None  # (M, W) context rows of all classes
+    own: Tensor | None = None  # (C, M, W) context rows of each class
+    deep: Mapping[int, Tensor] = field(default_factory=dict)  # layer → rows that overwrite the shared ones there
+    text_deltas: Deltas = field(default_factory=dict)
+    prompts: Prompts = field(default_factory=dict)  # tokens for the image tower
+    image_deltas: Deltas = field(default_factory=dict)
+    gates: tuple[Callable[[Tensor], Tensor], ...] = ()  # on image features
+    for_image: Callable[[Tensor], Tensor] | None = None  # (B, D) images → (B, M, W) context rows for each
+    net: Callable[[Tensor, Rng], Tensor] | None = None  # pixels → features, in place of CLIP's tower
+    head: Callable[[Tensor], Tensor] | None = None  # features → logits, in place of the class sentences
+
+
+PLAIN = Bend()
 
 
 class Tuner(BaseModel, ABC):
@@ -65,13 +94,6 @@ class Words:
     sos: int
     eot: int
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, classes: Sequence[str], template: str) -> Words:
-        spelled = [name.replace("_", " ") for name in classes]
-        names = tuple(tuple(tokenizer(name)) for name in spelled)
-        sentences = tuple(tuple(tokenizer(template.format(name))) for name in spelled)
-        return cls(names, sentences, tuple(tokenizer(".")), tokenizer.sos, tokenizer.eot)
-
 
 @dataclass(frozen=True)
 class Model:
@@ -95,9 +117,10 @@ class Model:
         precision: str = "fp32",
         reads: str = "features",
     ) -> Model:
-        words = Words.of(checkpoint.tokenizer, classes, template)
-        place = torch.device(device)
-        return cls(checkpoint.clip.to(place), tuner, words, checkpoint.tokenizer, place, precision, reads)
+        tokenizer, place, spelled = checkpoint.tokenizer, torch.device(device), [c.replace("_", " ") for c in classes]
+        names, sentences = (tuple(tuple(tokenizer(form.format(name))) for name in spelled) for form in ("{}", template))
+        words = Words(names, sentences, tuple(tokenizer(".")), tokenizer.sos, tokenizer.eot)
+        return cls(checkpoint.clip.to(place), tuner, words, tokenizer, place, precision, reads)
 
     @property
     def classes(self) -> int:
@@ -125,14 +148,14 @@ class Model:
         if context.shared == context.own == 0:
             return self.template_layout
         w, rows = self.words, vars(context)
-        return pack([arrange(name, sos=w.sos, eot=w.eot, after=w.period, **rows) for name in w.names]).to(self.device)
+        return pack([arrange(name, sos=w.sos, eot=w.eot, after=w.period, **rows) for name in w.names], self.device)
 
     @cached_property
     def template_layout(self) -> Layout:
         return self.sentence_layout(self.words.sentences)
 
     def sentence_layout(self, sentences: Sequence[Sequence[int]]) -> Layout:
-        return pack([tokens([self.words.sos, *ids, self.words.eot]) for ids in sentences]).to(self.device)
+        return pack([tokens([self.words.sos, *ids, self.words.eot]) for ids in sentences], self.device)
 
     @cached_property
     def zero_shot(self) -> Tensor:
@@ -194,7 +217,7 @@ class Model:
             bend = replace(bend, own=None)
         elif rows == "own":
             bend = replace(bend, shared=None, deep={})
-        if bend.leaves_text:
+        if bend.shared is None and bend.own is None and not bend.deep and not bend.text_deltas:
             return self.zero_shot
         key = (("rows " + rows, 0), *((name, id(value)) for name, value in theta.items()))
         if self.memo is not None and key in self.memo:
@@ -220,9 +243,9 @@ class Model:
         """(B, C), each image with sentences made for it. Only a few images' text activations are held at a time, and
         computed again in the backward pass, so that memory does not grow with the batch."""
         tower, layout = self.clip.text, self.layout
-        (C, L), tokens, layers = layout.grid.shape, len(layout.row), len(tower.transformer)
+        (C, L), tokens = layout.grid.shape, len(layout.row)
         copied = 2 * C * (layout.prefix + 2 * L)  # for attention: each class's k and v, q and what comes out
-        kept = layers * (ACTIVATIONS * tokens + copied) + 2 * len(bend.text_deltas) * tokens  # for each unit of width
+        kept = len(tower.transformer) * (ACTIVATIONS * tokens + copied) + 2 * len(bend.text_deltas) * tokens
         parts = z.split(max(1, TEXT_BYTES // (4 * tower.width * kept)))
         seeds = [None if rng is None else int(torch.randint(1 << 62, (), generator=rng)) for _ in parts]
 
@@ -250,7 +273,6 @@ class Model:
 
     def remembering(self) -> Model:
         """For an evaluation, in which no parameter changes: the same model, computing each text matrix once."""
-        other = replace(self, memo={})
-        frozen = ("stage", "layout", "layouts", "template_layout", "zero_shot", "names")
-        other.__dict__.update({name: self.__dict__[name] for name in frozen if name in self.__dict__})
+        other = copy(self)  # with what is computed already
+        other.__dict__["memo"] = {}
         return other

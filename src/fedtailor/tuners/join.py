@@ -28,12 +28,9 @@ class Join(Tuner):
             raise UserError("two of the joined tuners put the same kind of context before the class name; keep one")
         if len({context.position for context in learning}) > 1:
             raise UserError("the joined tuners put the class name at different positions")
-        return Context(
-            shared=sum(context.shared for context in contexts),
-            own=sum(context.own for context in contexts),
-            before=sum((context.before for context in contexts), ()),
-            position=learning[0].position if learning else "end",
-        )
+        shared, own = (sum(getattr(context, kind) for context in contexts) for kind in ("shared", "own"))
+        before = sum((context.before for context in contexts), ())
+        return Context(shared, own, before, learning[0].position if learning else "end")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         self.context(model)
