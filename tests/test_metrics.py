@@ -102,7 +102,7 @@ def test_a_score_has_every_metric_and_no_other(values: dict[str, float | None]) 
 
 
 def reply_with(personal: Score) -> EvaluateReply:
-    there = {"run": "0" * 32, "client": 0, "serial": "00c0ffee-1"}
+    there = {"run": "0" * 32, "client": 0, "request_id": "00c0ffee-1"}
     return EvaluateReply(**there, personal=personal, shared=personal, zero_shot=personal, pseudo=None)
 
 
