@@ -50,8 +50,8 @@ def compare(
             result = run_comparison(compared, folder, number or "last", progress, by, jobs)
         except KeyboardInterrupt:
             begun = (folder / comparison_spec.NOTE).is_file()
-            told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
-            raise UserError(f"stopped; {told}") from None
+            hint = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
+            raise UserError(f"stopped; {hint}") from None
     if as_json:
         emit(result.summary)
         return
