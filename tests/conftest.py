@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,11 @@ from fedtailor.data.datasets import drawn
 from tiny import tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. The feature cache collects garbage with each new file, and need not look there."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

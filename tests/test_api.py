@@ -119,7 +119,7 @@ class Listening(Callback):
         self.heard.append(f"round {record.round}/{rounds}")
 
 
-def test_watchers_hear_everything(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_hear_everything(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening and encoding first, then the start, then each round; what is cached is not encoded again."""
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     opening = ["opening the data 0/1", "opening the data 1/1"]

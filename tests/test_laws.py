@@ -31,11 +31,10 @@ from fedtailor.simulation.loop import run_round
 from posted import reply_to_bytes, task_to_bytes
 from world import combinations, settings, under_law, world
 
-EVERY = sorted(combinations(), key=lambda both: not METHODS[both[0]].method.trains)  # those that train first
-TRAINED = [(m, t) for m, t in EVERY if METHODS[m].method.trains]
+TRAINED = [(m, t) for m, t in combinations() if METHODS[m].method.trains]
 NEUTRAL = [(m, t) for m, t in TRAINED if METHODS[m].method.neutral]
-# Tests of one combination follow each other, and share its plain run.
-every = pytest.mark.parametrize("plain", under_law(EVERY), indirect=True, scope="module")
+# The laws of one combination are tested one after the other, and share its plain run.
+every = pytest.mark.parametrize("plain", under_law(combinations()), indirect=True, scope="module")
 trained = pytest.mark.parametrize("plain", under_law(TRAINED), indirect=True, scope="module")
 WITHOUT_HOLDOUT = {"capt": {"method.bandit": False}}
 State = tuple[Server, dict[int, ClientState]]
@@ -62,7 +61,7 @@ class Recording(LocalEngine):
 
 
 def go(experiment: Experiment, engine: Engine | None = None) -> State:
-    """All rounds of a setup, without tests or files."""
+    """All rounds of an experiment, without tests or files."""
     engine = engine or make_engine(experiment)
     server = experiment.job.first_server()
     while server.round < experiment.rounds:

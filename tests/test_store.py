@@ -51,16 +51,16 @@ def refused(folder: Path) -> str:
 
 
 def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
-    """The files that store.py names, no half-written one, and no client state outside of state/."""
+    """The files that runs/folder.py names, no half-written one, and no client state outside of state/."""
     assert {p.name for p in finished.iterdir()} - {".lock"} == {
         "run.toml", "rounds.jsonl", "clients.jsonl", "checkpoint.json", "state", "result.json",
     }  # fmt: skip
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rounds] == [1, 2, 3]
     assert all(len(row["cohort"]) == 2 and len(row["clients"]) == 3 for row in rounds)
-    visits = [json.loads(line) for line in (finished / "clients.jsonl").read_text().splitlines()]
-    assert [(v["round"], v["client"]) for v in visits] == [(t, k) for t in range(3) for k in rounds[t]["cohort"]]
-    assert all(rounds[t]["bytes_up"] == sum(v["bytes_up"] for v in visits if v["round"] == t) > 0 for t in range(3))
+    steps = [json.loads(line) for line in (finished / "clients.jsonl").read_text().splitlines()]
+    assert [(v["round"], v["client"]) for v in steps] == [(t, k) for t in range(3) for k in rounds[t]["cohort"]]
+    assert all(rounds[t]["bytes_up"] == sum(v["bytes_up"] for v in steps if v["round"] == t) > 0 for t in range(3))
     named = json.loads((finished / "checkpoint.json").read_text())["hashes"]
     assert {p.name for p in (finished / "state").iterdir()} == set(named)
     about = tomllib.loads((finished / "run.toml").read_text())["about"]
@@ -227,7 +227,7 @@ def test_servers_as_bytes() -> None:
 
 
 def test_only_changed_clients_are_written(tmp_path: Path) -> None:
-    """A checkpoint writes the server and those who were visited; the others' files stay, older ones go."""
+    """A checkpoint writes the server and the clients that changed; the others' files stay, older ones go."""
     store = RunFolder.create(tmp_path / "run", fedtailor.make_run(), {})
     clients = {k: ClientState(memory={"m": torch.tensor([float(k)])}) for k in range(3)}
     store.checkpoint(Server(1, {}), clients, [0, 1])

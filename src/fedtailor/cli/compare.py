@@ -47,8 +47,8 @@ def compare(
             result = comparison.compare(compared, out=folder, number=number, callback=progress, sort=sort, jobs=jobs)
         except KeyboardInterrupt:
             begun = (folder / comparison_spec.NOTE).is_file()
-            told = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
-            raise UserError(f"stopped; {told}") from None
+            hint = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
+            raise UserError(f"stopped; {hint}") from None
     if as_json:
         emit(result.summary)
         return

@@ -10,8 +10,7 @@ from rich.logging import RichHandler
 
 from ..base.errors import UserError
 from .arguments import Json, Quiet, Words, run_of
-from .output import emit, waiting
-from .run import print_result
+from .output import emit, print_result, waiting
 
 flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]

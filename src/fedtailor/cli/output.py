@@ -17,3 +17,20 @@ def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
 def emit(value: Any) -> None:
     """JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def print_result(s: dict[str, Any], leak: bool = False) -> None:
+    """A run's summary."""
+    from ..report.tables import pseudo_line, result_table, size
+
+    console = Console()
+    console.print(result_table(s))
+    if s["pseudo_labels"]:
+        console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
+    if leak:
+        console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
+    console.print(
+        f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
+        f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
+        highlight=False,
+    )

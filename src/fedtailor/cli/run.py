@@ -2,14 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError
 from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
-from .output import emit, waiting
+from .output import emit, print_result, waiting
 
 
 def run(
@@ -38,22 +37,6 @@ def run(
             result = go(callback=progress)
         except KeyboardInterrupt:
             begun = (folder / "run.toml").is_file()
-            told = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
-            raise UserError(f"stopped; {told}") from None
+            hint = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
+            raise UserError(f"stopped; {hint}") from None
     emit(result.summary) if as_json else print_result(result.summary, leak=result.run.data.server == "test")
-
-
-def print_result(s: dict[str, Any], leak: bool = False) -> None:
-    from ..report.tables import pseudo_line, result_table, size
-
-    console = Console()
-    console.print(result_table(s))
-    if s["pseudo_labels"]:
-        console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
-    if leak:
-        console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
-    console.print(
-        f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
-        f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
-        highlight=False,
-    )
