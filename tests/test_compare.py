@@ -874,7 +874,8 @@ def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
 def test_every_method_has_one_row() -> None:
     """What is the same method under two names is compared once, under its paper's."""
     names = every_method()
-    assert set(METHODS) - set(names) == {"fedavg", "fedprox"}
+    left_out = set(METHODS) - set(names)
+    assert {name for name in left_out if not name.endswith("-released")} == {"fedavg", "fedprox"}
     spec = make_spec(names, {"rounds": 2})
     assert spec.rows[0].method == "zeroshot"
     assert len(spec.rows) == len(names)
