@@ -89,7 +89,7 @@ def decompressed(job: Job, task: Task, reply: Reply) -> Reply:
 
 
 def check_reply(task: Task, reply: Reply, at: str) -> None:
-    """For a reply from elsewhere: all that `client_step` makes sure of for one from here."""
+    """For a remote reply: all that `client_step` makes sure of for one from here."""
     check_params(reply.params, task.params, at)
     check_weight(reply, at)
     if reply.weight > MAX_WEIGHT:

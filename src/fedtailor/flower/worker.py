@@ -39,7 +39,7 @@ PATIENCE = 30.0  # seconds in which the other side may come back
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-class Task(NamedTuple):
+class FlowerTask(NamedTuple):
     run: int
     token: str
 
@@ -59,10 +59,10 @@ class Runtime:
         address, root = self.address, self.root
         return RuntimeHttpClient.from_server_address(address, root is None, root, both, retry_invoker=retry)
 
-    def acquire(self) -> Task | None:
+    def acquire(self) -> FlowerTask | None:
         """The next task, if there is one."""
         found = self.control.AcquireTask(api.AcquireTaskRequest(supported_task_types=[self.kind]))
-        return Task(found.task.run_id, found.token) if found.HasField("task") and found.token else None
+        return FlowerTask(found.task.run_id, found.token) if found.HasField("task") and found.token else None
 
     @contextmanager
     def task(self, token: str) -> Iterator[RuntimeHttpClient]:
@@ -88,7 +88,7 @@ def beat(client: RuntimeHttpClient) -> bool:
 
 
 class Superseded(Exception):  # noqa: N818  # as it reads
-    def __init__(self, by: Task) -> None:
+    def __init__(self, by: FlowerTask) -> None:
         self.by = by
 
 
