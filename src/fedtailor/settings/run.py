@@ -172,6 +172,7 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     layers += [entry.when.get((of, chosen), {}) for of in ("", str(preset or "default"))]
     first = {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition}
     own = {f"method.{short}": f"method.{full}" for short, full in entry.method.short.items()}
+    own |= {"local.carry": "method.carry"} if "carry" in entry.method.model_fields else {}  # its name in 0.1.0
     last = {own.get(key, partition_key(key, partition)): value for key, value in given.items()}
     document: dict[str, Any] = {}
     for layer in (first, *layers, last):
@@ -303,6 +304,8 @@ def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str
     short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
     short += [f"method.{key}" for key in entry.method.short]
     for key in flat(document):
+        if key in ONLY_RELEASED and key not in known:
+            raise UserError(f"{key}: only what released codes do has it; take preset=released, or fedavg-released")
         if key not in known and key not in groups:
             raise unknown("key", key, [*known, *short], f"fedtailor show {name}")
     return kinds
