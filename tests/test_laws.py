@@ -307,10 +307,10 @@ def test_released_methods_obey_too(method: str, tmp_path: Path, monkeypatch: pyt
     assert any(stat.startswith("velocity.") for reply in seen for stat in reply.stats)
     assert not [stat for reply in seen for stat in reply.stats if any(name in stat for name in local)]
     assert same_state(once, go(again(engine="posted")))
-    descent = type(experiment.job.method).descent
-    monkeypatch.setattr(CarriedMomentum, "descent", Method.descent)  # every client starts without momentum
+    update = type(experiment.job.method).local_update
+    monkeypatch.setattr(CarriedMomentum, "local_update", Method.local_update)  # every client starts without momentum
     assert not same_state(once, go(again()))
-    monkeypatch.setattr(CarriedMomentum, "descent", descent)
+    monkeypatch.setattr(CarriedMomentum, "local_update", update)
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     next(train(again(), store))
     list(train(again(), store, resuming=True))

@@ -59,9 +59,11 @@ class Method(Options):
 
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         fixed = {name for name, scope in self.scopes(theta).items() if scope == FIXED}
-        return self.descent(self.gradient(model, {**theta, **me.inbox}), me, theta, me.data, fixed)
+        return self.local_update(self.gradient(model, {**theta, **me.inbox}), me, theta, me.data, fixed)
 
-    def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()) -> Reply:
+    def local_update(
+        self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()
+    ) -> Reply:
         """The reply of a client that follows a gradient over its data."""
         return Reply(optimise(gradient, theta, data, self.local, me.round, me.rng, fixed), weight=len(data))
 

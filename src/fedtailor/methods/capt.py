@@ -77,7 +77,7 @@ class CAPT(Method):
         if me.memory.get("since") == inbox["since"]:  # no global aggregation since this client trained F_k
             theta = theta | {name: me.memory[name].to(theta[name].device) for name in coupling}
         data = me.data.split(self.schedule.holdout)[0] if inbox["held"] else me.data
-        reply = self.descent(self.gradient(model, {**theta, **inbox}), me, theta, data)
+        reply = self.local_update(self.gradient(model, {**theta, **inbox}), me, theta, data)
         sent = {n: v for n, v in reply.params.items() if inbox["whole"] or n not in coupling}
         kept = {"since": inbox["since"], **{name: reply.params[name] for name in coupling}}
         stats = {**reply.stats, "counts": me.data.counts()} if "counts" in inbox else reply.stats

@@ -39,7 +39,7 @@ class FedPuReL(TwoBranches):
     def train(self, model: Model, me: Me, theta: Params) -> Reply:
         """Phase 1: purified gradients (Alg. 1, l. 5–19)."""
         shared = {name: value for name, value in theta.items() if name.startswith("global.")}
-        return self.descent(self.gradient(model, theta), me, shared, me.data)
+        return self.local_update(self.gradient(model, theta), me, shared, me.data)
 
     def gradient(self, model: Model, start: Params) -> Gradient:
         def gradient(theta: Params, batch: Batch) -> Params:

@@ -42,7 +42,7 @@ class Scaffold(Method):
             steps += 1
             return follow(now, batch)
 
-        reply = self.descent(counted, me, theta, me.data)
+        reply = self.local_update(counted, me, theta, me.data)
         c, c_i, far = branch(me.inbox, ALL), branch(me.memory, MINE), max(steps, 1) * self.local.lr
         change = {n: (theta[n] - y).cpu() / far - c.get(n, 0) for n, y in reply.params.items() if steps}  # l. 12, 14
         new = {MINE + n: c_i.get(n, 0) + d for n, d in change.items()}

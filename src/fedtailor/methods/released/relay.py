@@ -37,7 +37,9 @@ class CarriedMomentum(Method):
         after = super().round(server, cohort, relay)
         return after.remember(**relay.velocity, **{CHAIN + name: value for name, value in (relay.chain or {}).items()})
 
-    def descent(self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()) -> Reply:
+    def local_update(
+        self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()
+    ) -> Reply:
         velocity = branch(me.inbox, VELOCITY)
         trained = optimise(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
         stays = {n for n, scope in self.scopes(theta).items() if scope == LOCAL and self.carry == "shared"}
