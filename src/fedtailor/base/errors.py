@@ -18,9 +18,10 @@ def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserE
     return UserError(f"unknown {kind} {got!r}; {hint}" + (f" ({where})" if where else ""))
 
 
-def explain(error: ValidationError, where: str = "", got: bool = True) -> str:
+def explain(error: ValidationError, where: str = "", got: bool | None = None, key: str = "") -> str:
     """pydantic's first complaint in one line: `plan.quorum: input should be less than or equal to 1, got 2`"""
     problem = error.errors()[0]
     told = problem["msg"].removeprefix("Value error, ")
-    value = f", got {problem['input']!r}" if got and problem["loc"] else ""  # without a place it is about several keys
-    return f"{where}{'.'.join(map(str, problem['loc']))}: {told[0].lower()}{told[1:]}{value}"
+    shown = bool(problem["loc"]) if got is None else got  # without a place it is about several keys
+    value = f", got {problem['input']!r}" if shown else ""
+    return f"{key or where + '.'.join(map(str, problem['loc']))}: {told[0].lower()}{told[1:]}{value}"

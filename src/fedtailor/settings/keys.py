@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..base.errors import UserError, unknown
+from ..base.errors import UserError, explain, unknown
 from ..methods.recipe import flat
 
 T = TypeVar("T")
@@ -100,10 +100,8 @@ def checked(kind: type[T], values: Any, where: str) -> T:
         key = (where + ".".join(written(problem["loc"], values))).rstrip(".")
         if problem["type"] == "extra_forbidden" and issubclass(kind, BaseModel):
             raise unknown("key", key, [where + field for field in kind.model_fields]) from error
-        told = problem["msg"].removeprefix("Value error, ")
         several = isinstance(values, Mapping) and not problem["loc"]  # keys that do not go together
-        got = "" if several else f", got {problem['input']!r}"
-        raise UserError(f"{key}: {told[0].lower()}{told[1:]}{got}") from error
+        raise UserError(explain(error, got=not several, key=key)) from error
     for key, value in flat(values).items() if isinstance(values, Mapping) else ():
         # Python takes True for 1; a user who writes true does not mean 1.
         if isinstance(value, bool) and not isinstance(reduce(getattr, key.split("."), made), bool):
