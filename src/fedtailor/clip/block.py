@@ -3,15 +3,15 @@
 Parameters have OpenAI's names. A block can be run whole, or for the one token of a sequence that CLIP reads out.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 MATRICES = "qkvo"
+SCALE = {"quick_gelu": 1.702, "gelu": 1.0}
 Rng = torch.Generator | None  # for dropout; None: evaluation
 
 
@@ -90,9 +90,48 @@ class Attention(nn.Module):
         return q, k, v
 
 
-class QuickGelu(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
+class FrozenMlp(torch.autograd.Function):
+    """residual + W₂ act(W₁ x + b₁) + b₂ with frozen weights: of all that is N × 4W, only one is kept for the gradient.
+
+    x·σ(1.702x) is silu(1.702x) / 1.702, and both factors go into the matrix products, where they cost nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, act: str
+    ) -> Tensor:
+        scale = SCALE[act]
+        inner = torch.addmm(b1, x.reshape(-1, x.shape[-1]), w1.t(), beta=scale, alpha=scale)
+        kept = ctx.needs_input_grad[0]
+        ctx.act = act
+        ctx.save_for_backward(*([inner, w1, w2] if kept else []))
+        active = F.gelu(inner) if act == "gelu" else F.silu(inner, inplace=not kept)
+        return torch.addmm(b2, active, w2.t(), alpha=1 / scale).view_as(x).add_(residual)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        if not ctx.needs_input_grad[0]:
+            return None, grad, None, None, None, None, None
+        inner, w1, w2 = ctx.saved_tensors
+        wide = grad.reshape(-1, grad.shape[-1]).mm(w2)
+        back = torch.ops.aten.gelu_backward if ctx.act == "gelu" else torch.ops.aten.silu_backward
+        return back(wide, inner).mm(w1).view_as(grad), grad, None, None, None, None, None
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, act: str) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj, self.act = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), act
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        wide, narrow = self.c_fc, self.c_proj
+        if wide.weight.requires_grad or torch.is_autocast_enabled(x.device.type):
+            inner = wide(x)
+            active = F.gelu(inner) if self.act == "gelu" else inner * torch.sigmoid(1.702 * inner)
+            return residual + narrow(active)
+        weights = wide.weight, wide.bias, narrow.weight, narrow.bias
+        return cast(Tensor, FrozenMlp.apply(x, residual, *weights, self.act))  # type: ignore[no-untyped-call]
 
 
 class Block(nn.Module):
@@ -100,9 +139,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = Attention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
-        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        between = QuickGelu() if act == "quick_gelu" else nn.GELU()
-        self.mlp = nn.Sequential(OrderedDict(c_fc=wide, act=between, c_proj=narrow))
+        self.mlp = Mlp(width, act)
         self.ln_2 = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, deltas: LayerDeltas = NONE_HERE) -> Tensor:
@@ -120,7 +157,7 @@ class Block(nn.Module):
         """What follows the attention: output matrix, residual, MLP."""
         last = self.attn.out_proj
         x = x + linear(attended.flatten(-2), last.weight, last.bias, "o", deltas)
-        return x.add(self.mlp(self.ln_2(x)))
+        return cast(Tensor, self.mlp(self.ln_2(x), x))
 
 
 class Transformer(nn.Module):

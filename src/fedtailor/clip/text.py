@@ -11,6 +11,8 @@ features for C sentences that share a beginning, as prompts do, with fewer sums:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ def arrange(
 
 @dataclass(frozen=True)
 class Layout:
-    """The tokens of C sentences: P in a prefix that all share, then T packed ones.
+    """The tokens of C sentences: P in a prefix that all share, or begin with, then T packed ones.
 
     They are numbered 0…P−1 and P…P+T−1. `row` is a token's row in the table [frozen embeddings | shared | own].
     """
@@ -56,44 +58,92 @@ class Layout:
     ids: Tensor  # (U,) the distinct frozen tokens
     row: Tensor  # (P + T,)
     place: Tensor  # (P + T,) position in its sentence
-    grid: Tensor  # (C, L) the packed tokens of each class, padded by repeating its last
+    grid: Tensor  # (C, L) the packed tokens of each sentence, padded by repeating its last
     inside: Tensor  # (T,) where each packed token is in the flattened grid
+    sees: Tensor  # (C,) how many tokens of the prefix each sentence begins with
     prefix: int  # P
     context: tuple[int, ...]  # prefix positions of the shared rows: what deep prompts overwrite
     shared: int
-    own: int
+    own: int  # rows of each class
+    classes: int  # C, or fewer: classes may be in several sentences
 
     @property
     def last(self) -> Tensor:
-        """(C,) each class's end-of-text token."""
+        """(C,) each sentence's end-of-text token."""
         return self.grid[:, -1]
 
+    @cached_property
+    def keys(self) -> Tensor:
+        """(C · (P + L),) what each sentence's tokens may look at: the prefix, then their own."""
+        prefix = torch.arange(self.prefix, device=self.grid.device).expand(len(self.grid), -1)
+        return torch.cat([prefix, self.grid], dim=1).flatten()
 
-def pack(sentences: Sequence[Sequence[Slot]], device: torch.device | None = None) -> Layout:
-    """Find what all sentences begin with, and lay the rest end to end."""
-    shortest, longest = min(map(len, sentences)), max(map(len, sentences))
-    prefix = 0  # up to the first OWN slot or difference; the last token of a sentence always stays with its class
-    while prefix < shortest - 1 and all(s[prefix] == sentences[0][prefix] != (OWN, s[prefix][1]) for s in sentences):
-        prefix += 1
+    @cached_property
+    def causal(self) -> Tensor:
+        """(P, P), for the prefix."""
+        return torch.ones(self.prefix, self.prefix, dtype=torch.bool, device=self.grid.device).tril()
+
+    @cached_property
+    def behind(self) -> Tensor:
+        """(C | 1, 1, L, P + L), for the others: what each sentence sees of the prefix, and what stands before."""
+        P, L, device = self.prefix, self.grid.shape[1], self.grid.device
+        before = torch.ones(L, P + L, dtype=torch.bool, device=device).tril(P)
+        sees = self.sees[:1] if bool((self.sees == P).all()) else self.sees
+        column = torch.arange(P + L, device=device)
+        return before & ((column < sees[:, None]) | (column >= P))[:, None, None]
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """(C, 1, 1, P + L), for the end-of-text tokens alone."""
+        column, ends = (
+            torch.arange(self.prefix + self.grid.shape[1], device=self.grid.device),
+            self.last - self.grid[:, 0],
+        )
+        visible = (column < self.sees[:, None]) | (column >= self.prefix)
+        return (visible & (column <= self.prefix + ends[:, None]))[:, None, None, :]
+
+
+def pack(sentences: Sequence[Sequence[Slot]], device: torch.device | None = None, classes: int = 0) -> Layout:
+    """Find what all sentences begin with, and lay the rest end to end.
+
+    They may be several sets, of so many classes each: the prefix is that of the set with the longest, and the others
+    share as much of it as they begin with.
+    """
+    classes = classes or len(sentences)
+    sets = [sentences[i : i + classes] for i in range(0, len(sentences), classes)]
+    prefix = max((common_prefix(s) for s in sets), key=len)
+    sees = [n for s in sets for n in [alike(common_prefix(s), prefix)] * classes]
+    longest = max(len(s) - n for s, n in zip(sentences, sees, strict=True))
     ids = sorted({i for s in sentences for kind, i in s if kind == TOKEN})
     shared, own = (1 + max((m for s in sentences for k, m in s if k == kind), default=-1) for kind in (SHARED, OWN))
-
     row_of = {(TOKEN, i): row for row, i in enumerate(ids)} | {(SHARED, m): len(ids) + m for m in range(shared)}
 
     def row(slot: Slot, c: int) -> int:
-        return row_of[slot] if slot[0] != OWN else len(ids) + shared + c * own + slot[1]
+        return row_of[slot] if slot[0] != OWN else len(ids) + shared + c % classes * own + slot[1]
 
-    rows, places = [row(slot, 0) for slot in sentences[0][:prefix]], list(range(prefix))
+    rows, places = [row_of[slot] for slot in prefix], list(range(len(prefix)))
     grid, inside = [], []
-    for c, sentence in enumerate(sentences):
-        numbers = list(range(len(rows), len(rows) + len(sentence) - prefix))
-        rows += [row(slot, c) for slot in sentence[prefix:]]
-        places += range(prefix, len(sentence))
-        inside += [c * (longest - prefix) + j for j in range(len(numbers))]
-        grid.append(numbers + numbers[-1:] * (longest - len(sentence)))
-    context = tuple(j for j, (kind, _) in enumerate(sentences[0][:prefix]) if kind == SHARED)
-    ids_, row_, place_, grid_, inside_ = (torch.tensor(n, device=device) for n in (ids, rows, places, grid, inside))
-    return Layout(ids_, row_, place_, grid_, inside_, prefix, context, shared, own)
+    for c, (sentence, seen) in enumerate(zip(sentences, sees, strict=True)):
+        numbers = list(range(len(rows), len(rows) + len(sentence) - seen))
+        rows += [row(slot, c) for slot in sentence[seen:]]
+        places += range(seen, len(sentence))
+        inside += [c * longest + j for j in range(len(numbers))]
+        grid.append(numbers + numbers[-1:] * (longest - len(numbers)))
+    context = tuple(j for j, (kind, _) in enumerate(prefix) if kind == SHARED)
+    tensors = (torch.tensor(n, device=device) for n in (ids, rows, places, grid, inside, sees))
+    return Layout(*tensors, len(prefix), context, shared, own, classes)
+
+
+def common_prefix(sentences: Sequence[Sequence[Slot]]) -> Sequence[Slot]:
+    """Up to the first OWN slot or difference; the last token of a sentence always stays with its class."""
+    first, shortest = sentences[0], min(map(len, sentences))
+    length = min([alike(s[: shortest - 1], first) for s in sentences])
+    return list(takewhile(lambda slot: slot[0] != OWN, first[:length]))
+
+
+def alike(one: Sequence[Slot], other: Sequence[Slot]) -> int:
+    """How many slots two beginnings have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class TextTower(nn.Module):
@@ -140,22 +190,19 @@ class TextTower(nn.Module):
         """
         learned = [rows for rows in (shared, None if own is None else own.flatten(-3, -2)) if rows is not None]
         x = self.lay(layout, learned)
-        P, (C, L), last, device = layout.prefix, layout.grid.shape, len(self.transformer) - 1, x.device
-        causal = torch.ones(P, P, dtype=torch.bool, device=device).tril()
-        keys = torch.cat([torch.arange(P, device=device).expand(C, P), layout.grid], dim=1).flatten()  # (C · (P + L))
-        behind = torch.ones(L, P + L, dtype=torch.bool, device=device).tril(P)  # the prefix and what stands before
+        P, (C, L), last, keys = layout.prefix, layout.grid.shape, len(self.transformer) - 1, layout.keys
         for layer in range(last + 1):
             block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
             if layer in deep:
                 x = overwrite(x, layout, layer, deep[layer])
             if layer == last:
-                x = last_layer(block, x, layout, keys, here)
+                x = last_layer(block, x, layout, here)
                 break
             q, k, v = block.attn.qkv(block.ln_1(x), here)
             own_q = q.index_select(1, layout.grid.flatten()).unflatten(1, (C, L))
             own_k, own_v = (t.index_select(1, keys).unflatten(1, (C, P + L)) for t in (k, v))
-            own_out = attend(own_q, own_k, own_v, behind).flatten(1, 2).index_select(1, layout.inside)
-            prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], causal)
+            own_out = attend(own_q, own_k, own_v, layout.behind).flatten(1, 2).index_select(1, layout.inside)
+            prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], layout.causal)
             x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
         features = self.leave(x)
         return features if any(rows.dim() == 3 for rows in learned) else features.squeeze(0)
@@ -165,7 +212,7 @@ class TextTower(nn.Module):
         table = [self.token_embedding(layout.ids), *learned]
         N = max([len(rows) for rows in learned if rows.dim() == 3], default=1)
         rows = torch.cat([each.expand(N, -1, -1) for each in table], dim=1)
-        if rows.shape[1] != len(layout.ids) + layout.shared + len(layout.grid) * layout.own:
+        if rows.shape[1] != len(layout.ids) + layout.shared + layout.classes * layout.own:
             raise ValueError(f"{layout.shared} shared and {layout.own} own rows are laid out, other shapes were given")
         return rows.index_select(1, layout.row) + self.positional_embedding[layout.place]
 
@@ -181,13 +228,11 @@ def overwrite(x: Tensor, layout: Layout, layer: int, rows: Tensor) -> Tensor:
     return torch.cat([x[:, :first], rows.expand(len(x), -1, -1).to(x.dtype), x[:, after:]], dim=1)
 
 
-def last_layer(block: Block, x: Tensor, layout: Layout, keys: Tensor, deltas: LayerDeltas) -> Tensor:
+def last_layer(block: Block, x: Tensor, layout: Layout, deltas: LayerDeltas) -> Tensor:
     """(N, P + T, W) → (N, C, W), of the end-of-text tokens."""
     normed = block.ln_1(x)
     q = block.attn.project(normed.index_select(1, layout.last), "q", deltas).unsqueeze(2)  # one each
     k, v = (block.attn.project(normed, which, deltas) for which in "kv")
-    k, v = (t.index_select(1, keys).unflatten(1, (len(layout.grid), -1)) for t in (k, v))
-    ends = layout.prefix + layout.last - layout.grid[:, 0]  # each one's position in its sentence
-    reach = torch.arange(k.shape[2], device=x.device) <= ends[:, None]
-    attended = attend(q, k, v, reach[:, None, None, :]).squeeze(2)
+    k, v = (t.index_select(1, layout.keys).unflatten(1, (len(layout.grid), -1)) for t in (k, v))
+    attended = attend(q, k, v, layout.reach).squeeze(2)
     return block.finish(x.index_select(1, layout.last), attended, deltas)

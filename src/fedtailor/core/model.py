@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ..clip.block import Deltas, Rng
 from ..clip.load import Checkpoint
 from ..clip.model import Clip
-from ..clip.text import Layout, arrange, pack, tokens
+from ..clip.text import Layout, Slot, arrange, pack, tokens
 from ..clip.tokenizer import Tokenizer
 from ..clip.vision import Prompts
 from .types import Batch, Params, View
@@ -104,7 +104,7 @@ class Model:
     device: torch.device = CPU
     precision: str = "fp32"
     reads: str = "features"  # what a method asks of the image tower; "patches": every projected token
-    memo: dict[tuple[tuple[str, int], ...], tuple[Tensor, Params]] | None = None
+    memo: dict[tuple[object, ...], tuple[Tensor, Params]] | None = None
 
     @classmethod
     def of(
@@ -135,20 +135,26 @@ class Model:
     @cached_property
     def layout(self) -> Layout:
         """The class sentences with the tuner's learned rows in them; the plain template if it has none."""
-        return self.arranged(self.tuner.context(self))
+        return self.layout_of("both")
+
+    def layout_of(self, *sets: str) -> Layout:
+        """Of the sentences with all learned rows ("both"), only the "shared" ones, only each class's "own"; or of
+        several such sets at once, which then go through the tower together."""
+        if sets not in self.layouts:
+            sentences = [sentence for rows in sets for sentence in self.sentences(rows)]
+            self.layouts[sets] = pack(sentences, self.device, self.classes)
+        return self.layouts[sets]
 
     @cached_property
-    def layouts(self) -> dict[str, Layout]:
-        """The same, and with only the rows that all classes share or only each class's own."""
-        context = self.tuner.context(self)
-        shared, own = self.arranged(replace(context, own=0)), self.arranged(replace(context, shared=0))
-        return {"both": self.layout, "shared": shared, "own": own}
+    def layouts(self) -> dict[tuple[str, ...], Layout]:
+        return {}
 
-    def arranged(self, context: Context) -> Layout:
+    def sentences(self, rows: str) -> list[list[Slot]]:
+        context, w = self.tuner.context(self), self.words
+        context = replace(context, **{"shared": {"own": 0}, "own": {"shared": 0}, "both": {}}[rows])
         if context.shared == context.own == 0:
-            return self.template_layout
-        w, rows = self.words, vars(context)
-        return pack([arrange(name, sos=w.sos, eot=w.eot, after=w.period, **rows) for name in w.names], self.device)
+            return [tokens([w.sos, *ids, w.eot]) for ids in w.sentences]
+        return [arrange(name, sos=w.sos, eot=w.eot, after=w.period, **vars(context)) for name in w.names]
 
     @cached_property
     def template_layout(self) -> Layout:
@@ -210,24 +216,31 @@ class Model:
         """(B, L, D) every patch's projected token, normalised; for methods that read them (Method.reads)."""
         return F.normalize(self.tower(x, "patches", self.bend(theta), rng)[:, 1:], dim=-1)
 
-    def text(self, theta: Params, rng: Rng = None, rows: str = "both") -> Tensor:
-        """(C, D) normalised; of sentences with all learned rows, only the "shared" ones or only each class's "own"."""
+    def text(self, theta: Params, rng: Rng = None) -> Tensor:
+        """(C, D) normalised."""
+        return self.texts(theta, ("both",), rng)["both"]
+
+    def texts(self, theta: Params, sets: Sequence[str], rng: Rng = None) -> dict[str, Tensor]:
+        """(C, D) normalised, of each set of sentences: with all learned rows ("both"), only the "shared" ones, or only
+        each class's "own". They go through the tower together."""
         bend = self.bend(theta)
-        if rows == "shared":
-            bend = replace(bend, own=None)
-        elif rows == "own":
-            bend = replace(bend, shared=None, deep={})
-        if bend.shared is None and bend.own is None and not bend.deep and not bend.text_deltas:
-            return self.zero_shot
-        key = (("rows " + rows, 0), *((name, id(value)) for name, value in theta.items()))
-        if self.memo is not None and key in self.memo:
-            return self.memo[key][0]
+        learned = {"shared": bend.shared is not None, "own": bend.own is not None}
+        learned["both"] = any(learned.values())
+        tuned = tuple(rows for rows in sets if learned[rows] or bend.text_deltas)
+        key = (tuned, *((name, id(value)) for name, value in theta.items()))
+        found = self.memo.get(key, (None, theta))[0] if self.memo is not None else None
+        if found is None and tuned:
+            found = self.tuned_text(self.layout_of(*tuned), bend, rng)
+            if self.memo is not None:
+                self.memo[key] = found, theta  # theta is held so that no other tensor can get its ids
+        parts = {} if found is None else dict(zip(tuned, found.split(self.classes), strict=True))
+        return {rows: parts.get(rows, self.zero_shot) for rows in sets}
+
+    def tuned_text(self, layout: Layout, bend: Bend, rng: Rng = None) -> Tensor:
+        shared, own = bend.shared if layout.shared else None, bend.own if layout.own else None
         with self.cast():
-            features = self.clip.text(self.layouts[rows], bend.shared, bend.own, bend.deep, bend.text_deltas, rng)
-        normal = F.normalize(features.float(), dim=-1)
-        if self.memo is not None:
-            self.memo[key] = normal, theta  # theta is held so that no other tensor can get its ids
-        return normal
+            features = self.clip.text(layout, shared, own, bend.deep if layout.shared else {}, bend.text_deltas, rng)
+        return F.normalize(features.float(), dim=-1)
 
     def logits(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""

@@ -95,21 +95,20 @@ class CAPT(Method):
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         bend, z = model.bend(theta), model.image(theta, batch.x, batch.rng)
         log_pi = log_prior(start["counts"]).to(z.device) if self.prior else z.new_zeros(model.classes)
-        total = z.new_zeros(())
-        if self.ge and bend.shared is not None:
-            total = total + self.ge * self.general_loss(model, theta, batch, z)
-        if self.lam and bend.own is not None:
-            total = total + self.lam * task_loss(self.scores(model, theta, batch, z, "own") + log_pi, batch)  # Eq. 2
-        if self.la:
-            total = total + self.la * task_loss(self.scores(model, theta, batch, z, "both") + log_pi, batch)
-        return total  # Eq. 4
+        weights = {"shared": self.ge * (bend.shared is not None), "own": self.lam * (bend.own is not None)}
+        weights = {rows: weight for rows, weight in {**weights, "both": self.la}.items() if weight}
+        losses = self.losses(model, theta, batch, z, log_pi, list(weights))
+        return sum((weight * losses[rows] for rows, weight in weights.items()), z.new_zeros(()))  # Eq. 4
 
-    def general_loss(self, model: Model, theta: Params, batch: Batch, z: Tensor) -> Tensor:
-        return task_loss(self.scores(model, theta, batch, z, "shared"), batch)  # Eq. 1
-
-    def scores(self, model: Model, theta: Params, batch: Batch, z: Tensor, rows: str) -> Tensor:
-        """(B, C): images z' with the classes' sentences, of the shared prompt, the class's own or both."""
-        return model.clip.scale * z @ model.text(theta, batch.rng, rows).T
+    def losses(
+        self, model: Model, theta: Params, batch: Batch, z: Tensor, log_pi: Tensor, sets: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Of images z' with the classes' sentences, with P_g ("shared"), with P_c ("own") or with both."""
+        texts = model.texts(theta, sets, batch.rng)  # t_g, t_c, t
+        scores = {rows: model.clip.scale * z @ t.T for rows, t in texts.items()}
+        return {
+            rows: task_loss(s if rows == "shared" else s + log_pi, batch) for rows, s in scores.items()
+        }  # Eqs. 1, 2
 
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""

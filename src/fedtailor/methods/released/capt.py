@@ -20,6 +20,7 @@ from ...algorithms.bandit import BanditSettings
 from ...algorithms.clustering import ClusterSettings
 from ...base.errors import UserError
 from ...core import Batch, Each, Me, Model, Params, Reply, Server
+from ...core.losses import task_loss
 from ..capt import CAPT
 from .relay import CHAIN, CarriedMomentum
 
@@ -64,17 +65,18 @@ class ReleasedCAPT(CarriedMomentum, CAPT):
         inbox = {**me.inbox, "whole": torch.tensor(True)}
         return super().train(model, replace(me, memory={}, inbox=inbox), theta)
 
-    def general_loss(self, model: Model, theta: Params, batch: Batch, z: Tensor) -> Tensor:
-        rows = model.bend(theta).shared
-        if self.against == "text" or rows is None:
-            return super().general_loss(model, theta, batch, z)
-        return raw_general(z, rows, self.tau)
-
-    def scores(self, model: Model, theta: Params, batch: Batch, z: Tensor, rows: str) -> Tensor:
-        own = model.bend(theta).own
-        if self.against == "text" or rows != "own" or own is None:
-            return super().scores(model, theta, batch, z, rows)
-        return raw_class_aware(z, own, self.tau)
+    def losses(
+        self, model: Model, theta: Params, batch: Batch, z: Tensor, log_pi: Tensor, sets: Sequence[str]
+    ) -> dict[str, Tensor]:
+        raw, bend = self.against == "raw", model.bend(theta)
+        found = super().losses(
+            model, theta, batch, z, log_pi, ["both"] if raw and "both" in sets else [] if raw else sets
+        )
+        if raw and "shared" in sets and bend.shared is not None:
+            found["shared"] = raw_general(z, bend.shared, self.tau)
+        if raw and "own" in sets and bend.own is not None:
+            found["own"] = task_loss(raw_class_aware(z, bend.own, self.tau) + log_pi, batch)
+        return found
 
 
 def raw_general(z: Tensor, tokens: Tensor, tau: float) -> Tensor:
