@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,33 +61,23 @@ def split(head: NDArray[np.bool_], mid: NDArray[np.bool_]) -> Groups:
     return Groups(np.flatnonzero(head), np.flatnonzero(mid & ~head), np.flatnonzero(~head & ~mid))
 
 
-@dataclass(frozen=True)
-class Cumulative:
-    """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`.
+def by_share(counts: Indices, crossing: bool = False) -> Groups:
+    """CAPT: the largest classes that together hold at most 75% of all pictures, then at most 95%.
     FedLoGe: the class that crosses a line still belongs to the larger group."""
-
-    head: float = 0.75
-    mid: float = 0.95
-    crossing: bool = False
-
-    def __call__(self, counts: Indices) -> Groups:
-        # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
-        order = np.argsort(-counts, kind="stable")
-        total = np.cumsum(counts[order])[np.argsort(order)]
-        lines = (part * counts.sum() for part in (self.head, self.mid))
-        return split(*(total - counts < line if self.crossing else total <= line for line in lines))
+    # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
+    order = np.argsort(-counts, kind="stable")
+    total = np.cumsum(counts[order])[np.argsort(order)]
+    lines = (part * counts.sum() for part in (0.75, 0.95))
+    return split(*(total - counts < line if crossing else total <= line for line in lines))
 
 
-@dataclass(frozen=True)
-class Counts:
-    """FedPuReL: head has more than `head` pictures, tail at most `tail`."""
-
-    head: int = 100
-    tail: int = 20
-
-    def __call__(self, counts: Indices) -> Groups:
-        return split(counts > self.head, counts > self.tail)
+def by_count(counts: Indices) -> Groups:
+    """FedPuReL: head has more than 100 pictures, tail at most 20."""
+    return split(counts > 100, counts > 20)
 
 
-Rule = Callable[[Indices], Groups]
-GROUPS: dict[str, Rule] = {"capt": Cumulative(), "fedloge": Cumulative(crossing=True), "fedpurel": Counts()}
+GROUPS: dict[str, Callable[[Indices], Groups]] = {
+    "capt": by_share,
+    "fedloge": partial(by_share, crossing=True),
+    "fedpurel": by_count,
+}
