@@ -12,14 +12,10 @@ from numpy.typing import NDArray
 from .dataset import Indices, Rng, by_label
 
 
-def profile(mean: float, classes: int, imbalance: float) -> Indices:
-    """n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail, (C,)."""
+def profile(mean: float, classes: int, imbalance: float, order: tuple[int, ...] | None = None) -> Indices:
+    """(C,) n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail; `order` has the classes by rank."""
     last = max(classes - 1, 1)  # one class alone is all head
-    return np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
-
-
-def by_class(counts: Indices, order: tuple[int, ...] | None) -> Indices:
-    """Counts by rank, head first, to counts by class index."""
+    counts = np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
     return counts if order is None else counts[np.argsort(order)]
 
 
