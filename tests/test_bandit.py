@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedtailor.algorithms import bandit as module
-from fedtailor.algorithms.bandit import ARMS, Bandit, BanditSettings, convergence, reward
+from fedtailor.algorithms.bandit import ARMS, Bandit, BanditSettings, reward
 from fedtailor.base.errors import UserError
 from golden_numbers import GOLDEN
 
@@ -74,7 +74,7 @@ def test_reward() -> None:
     assert reward(60, 50, [40, 50, 55, 58]) == pytest.approx(51.4)
     assert reward(60, 50, [10, 40, 50, 55, 58]) == pytest.approx(51.4)
     assert reward(60, 50, [50, 55, 58]) == pytest.approx(51.0)
-    assert convergence(60, []) == 0.0
+    assert reward(60, 50, []) == pytest.approx(51.0)
 
 
 def test_to_params_and_back() -> None:
@@ -104,7 +104,6 @@ def test_golden_rounds() -> None:
         assert (t % drawn[3] == 0) == known["updated"]
         if known["updated"]:
             earned = reward(accuracy, known["f1"], history)
-            assert convergence(accuracy, history) == pytest.approx(known["convergence"], rel=1e-12)
             assert earned == pytest.approx(known["reward"], rel=1e-12)
             history.append(accuracy)
             for arm in drawn:

@@ -21,8 +21,7 @@ from fedtailor.core.model import Model
 from fedtailor.data.preprocess import Preprocess
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
-from fedtailor.tuners import make_tuner
-from world import checkpoint, dataset, world
+from world import checkpoint, dataset, make_tuner, world
 
 LABELS = np.array([2, 0, 1, 1, 2, 0, 1, 2, 2, 0], dtype=np.int64)
 VALUES = np.arange(20, dtype=np.float32).reshape(10, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from _pytest.mark import ParameterSet
 
 from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.model import Shape
+from fedtailor.core.model import Tuner
 from fedtailor.data.dataset import ArrayImages, Dataset, Split, histogram
 from fedtailor.data.federation import Federation, federate
 from fedtailor.data.groups import GROUPS
@@ -22,7 +23,8 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.settings.run import GIVEN, Run, make_run
 from fedtailor.simulation.build import Experiment, assemble
-from fedtailor.tuners import TUNERS
+from fedtailor.tuners import TUNERS, tuner_names
+from fedtailor.tuners.join import Join
 from tiny import VIT, tiny_folder
 
 NAMES = ("cat", "maple tree", "T-shirt/top", "dog", "a_b")
@@ -43,6 +45,14 @@ BRIEF = {
     "fedpurel": {"method.T_p": 2},
     "fedcopl": {"epochs": 2, "local.span": 4, "labels.refresh": 2, "tuner.text_prompt.length": 4},
 }
+
+
+def make_tuner(name: str, options: Mapping[str, Any]) -> Tuner:
+    """A tuner by name; of a join, options stand under their part's name: {"lora": {"rank": 4}}."""
+    parts = tuner_names(name)
+    if len(parts) == 1:
+        return TUNERS[name](**options)
+    return Join(parts=tuple(TUNERS[part](**options.get(part, {})) for part in parts))
 
 
 def combinations() -> list[tuple[str, str]]:

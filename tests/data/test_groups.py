@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.data.groups import GROUPS, Counts, Cumulative, Groups, profile
+from fedtailor.data.groups import GROUPS, Groups, profile
 
 
 def sizes(groups: object) -> list[int]:
@@ -12,13 +12,13 @@ def sizes(groups: object) -> list[int]:
 def test_the_three_rules_on_cifar10_lt() -> None:
     """IF 100; 75 % of 12406 is 9304.5 and the running totals are 5000, 7997, 9793, …"""
     counts = profile(5000, 10, 100)
-    assert sizes(Cumulative()(counts)) == [2, 3, 5]
-    assert sizes(Cumulative(crossing=True)(counts)) == [3, 3, 4]
-    assert sizes(Counts()(counts)) == [8, 2, 0]
+    assert sizes(GROUPS["capt"](counts)) == [2, 3, 5]
+    assert sizes(GROUPS["fedloge"](counts)) == [3, 3, 4]
+    assert sizes(GROUPS["fedpurel"](counts)) == [8, 2, 0]
 
 
 def test_names_follow_the_classes() -> None:
-    assert Counts(10, 2)(np.array([1, 50, 5])).names == ("tail", "head", "mid")
+    assert GROUPS["fedpurel"](np.array([20, 101, 21])).names == ("tail", "head", "mid")
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=30), st.sampled_from(sorted(GROUPS)))

@@ -8,7 +8,7 @@ from toys import toy
 
 from fedtailor.data.dataset import Split
 from fedtailor.data.federation import federate
-from fedtailor.data.groups import Cumulative
+from fedtailor.data.groups import GROUPS
 from fedtailor.data.partitions.iid import Iid
 from fedtailor.report.heatmap import TerminalHeatmap, counts_table, save_heatmap, shade
 
@@ -22,7 +22,7 @@ def shown(renderable: RenderableType, width: int = 100) -> list[str]:
 
 def test_the_table_tells_totals_groups_and_spread() -> None:
     federation = federate(toy([60, 30, 10], [5, 5, 5]), Iid(), 4, 0)
-    text = "\n".join(shown(counts_table(federation, Cumulative()(federation.counts.sum(axis=0)))))
+    text = "\n".join(shown(counts_table(federation, GROUPS["capt"](federation.counts.sum(axis=0)))))
     assert "3 classes, 4 clients, 100 training and 15 test pictures" in text
     assert "train 25 · 25 · 25" in text
     assert "head: 1 classes, 60 pictures (60%)" in text
@@ -31,14 +31,14 @@ def test_the_table_tells_totals_groups_and_spread() -> None:
 
 def test_a_long_table_is_cut_and_says_so() -> None:
     federation = federate(toy([2] * 45, [1] * 45), Iid(), 2, 0)
-    text = "\n".join(shown(counts_table(federation, Cumulative()(federation.counts.sum(axis=0)))))
+    text = "\n".join(shown(counts_table(federation, GROUPS["capt"](federation.counts.sum(axis=0)))))
     assert "and 5 smaller classes, 10 pictures in all" in text
 
 
 def test_the_table_of_unlabelled_pictures_has_sizes_only() -> None:
     dataset = toy([6], [4])
     federation = federate(replace(dataset, train=Split(dataset.train.images, None)), Iid(), 2, 0)
-    text = "\n".join(shown(counts_table(federation, Cumulative()(np.array([1])))))
+    text = "\n".join(shown(counts_table(federation, GROUPS["capt"](np.array([1])))))
     assert "train 3 · 3 · 3" in text
     assert "no labels" in text
 

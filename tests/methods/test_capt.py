@@ -24,10 +24,9 @@ from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, golden
 from tiny import RESNET
-from world import world
+from world import make_tuner, world
 
 NAMES = {
     "general.ctx": "prompt_learner.general_ctx",

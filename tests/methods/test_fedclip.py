@@ -11,8 +11,8 @@ import torch
 from fedtailor.core.model import Words
 from fedtailor.core.types import Reply, Server
 from fedtailor.methods.fedclip import FedCLIP, contrastive
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close_gradient, golden
+from world import make_tuner
 
 
 def test_captions_as_released() -> None:

@@ -16,9 +16,8 @@ from fedtailor.core.types import GLOBAL, LOCAL, Params
 from fedtailor.methods.fedotp import FedOTP
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
-from world import world
+from world import make_tuner, world
 
 
 def golden_case() -> tuple[GoldenCase, Params]:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fedtailor.methods.fedpgp import ANCHOR, FedPGP, contrast, personal, placeholders
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
-from world import world
+from world import make_tuner, world
 
 
 class Placeholder(FedPGP):

@@ -19,9 +19,8 @@ from fedtailor.methods.released.fedpurel import ReleasedFedPuReL
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, golden
-from world import world
+from world import make_tuner, world
 
 
 def labelled(y: torch.Tensor) -> Batch:

@@ -7,9 +7,8 @@ import torch
 
 from fedtailor.methods.kgcoop import KgCoOp, distance
 from fedtailor.simulation.engine import make_engine
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
-from world import world
+from world import make_tuner, world
 
 
 def test_as_released() -> None:

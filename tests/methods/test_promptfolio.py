@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedtailor.methods.promptfolio import PromptFolio
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
+from world import make_tuner
 
 
 def golden_case() -> tuple[GoldenCase, dict[str, torch.Tensor]]:

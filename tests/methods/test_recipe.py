@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from fedtailor.methods import METHODS
-from fedtailor.methods.recipe import read, read_entry, resolved, shared
+from fedtailor.methods.recipe import read, read_entry, resolved
 from fedtailor.settings.run import make_run
 
 
@@ -20,7 +20,7 @@ def test_every_file_is_a_methods() -> None:
 def test_shared_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later tables win over earlier ones, a table's own settings over those it uses; tables may use others."""
     tables = {"a": {"lr": 1, "tuner": {"length": 4}}, "b": {"use": ["a"], "lr": 2}}
-    monkeypatch.setattr("fedtailor.methods.recipe.shared", lambda: tables)
+    monkeypatch.setattr("fedtailor.methods.recipe.read", lambda name: {"shared": tables}[name])
     assert resolved({"use": ["b"], "rounds": 3}) == {"lr": 2, "tuner.length": 4, "rounds": 3}
     assert resolved({"use": ["b", "a"]})["lr"] == 1
     assert resolved({"use": ["a"], "tuner": {"length": 5}}) == {"lr": 1, "tuner.length": 5}
@@ -30,7 +30,7 @@ def test_shared_tables_are_used() -> None:
     used = {
         name for method in [*METHODS, "shared"] for table in tables_in(read(method)) for name in table.get("use", ())
     }
-    assert used == set(shared())
+    assert used == set(read("shared"))
 
 
 def tables_in(table: dict[str, object]) -> list[dict[str, object]]:

@@ -6,8 +6,8 @@ import torch
 
 from fedtailor.core.model import Model
 from fedtailor.core.optim import LocalTraining
-from fedtailor.tuners import make_tuner
 from golden_numbers import GoldenCase, close, close_gradient, golden, golden_clip, golden_words
+from world import make_tuner
 
 
 def test_fedcopl_text_and_deep_visual_prompts() -> None:

@@ -107,9 +107,5 @@ class Bandit:
 
 def reward(accuracy: float, f1: float, history: Sequence[float]) -> float:
     """Of an aggregated model, all in percent; `history` has the accuracies of those before it, the last one last."""
-    return 0.6 * accuracy + 0.3 * f1 + 0.1 * convergence(accuracy, history)
-
-
-def convergence(accuracy: float, history: Sequence[float]) -> float:
-    """The gain over the last five evaluations, this one among them; none before there are five."""
-    return (accuracy - history[-4]) / 5 if len(history) >= 4 else 0.0
+    gain = (accuracy - history[-4]) / 5 if len(history) >= 4 else 0.0  # over five evaluations, this one among them
+    return 0.6 * accuracy + 0.3 * f1 + 0.1 * gain

@@ -14,7 +14,7 @@ from ..base.errors import UserError, unknown
 from ..base.rng import numpy_generator
 from .dataset import Dataset, histogram
 from .datasets import cifar, drawn, fashion, own, published
-from .groups import by_class, profile, thin
+from .groups import profile, thin
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def open_dataset(
         return dataset
     if dataset.train.labels is None:
         raise UserError(f"imbalance={factor}: the training pictures of {name} have no labels to thin by")
-    counts = by_class(profile(len(dataset.train) / C, C, factor), dataset.order)
+    counts = profile(len(dataset.train) / C, C, factor, dataset.order)
     kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
     return replace(dataset, train=dataset.train.subset(kept))
 

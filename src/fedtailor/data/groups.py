@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +12,10 @@ from numpy.typing import NDArray
 from .dataset import Indices, Rng, by_label
 
 
-def profile(mean: float, classes: int, imbalance: float) -> Indices:
-    """n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail, (C,)."""
+def profile(mean: float, classes: int, imbalance: float, order: tuple[int, ...] | None = None) -> Indices:
+    """(C,) n_c = ⌊mean · (1/IF)^{c/(C−1)}⌋ for rank c from head to tail; `order` has the classes by rank."""
     last = max(classes - 1, 1)  # one class alone is all head
-    return np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
-
-
-def by_class(counts: Indices, order: tuple[int, ...] | None) -> Indices:
-    """Counts by rank, head first, to counts by class index."""
+    counts = np.array([int(mean * (1 / imbalance) ** (rank / last)) for rank in range(classes)], dtype=np.int64)
     return counts if order is None else counts[np.argsort(order)]
 
 
@@ -60,33 +57,23 @@ def split(head: NDArray[np.bool_], mid: NDArray[np.bool_]) -> Groups:
     return Groups(np.flatnonzero(head), np.flatnonzero(mid & ~head), np.flatnonzero(~head & ~mid))
 
 
-@dataclass(frozen=True)
-class Cumulative:
-    """CAPT: the largest classes that together hold at most `head` of all pictures, then at most `mid`.
+def by_share(counts: Indices, crossing: bool = False) -> Groups:
+    """CAPT: the largest classes that together hold at most 75% of all pictures, then at most 95%.
     FedLoGe: the class that crosses a line still belongs to the larger group."""
-
-    head: float = 0.75
-    mid: float = 0.95
-    crossing: bool = False
-
-    def __call__(self, counts: Indices) -> Groups:
-        # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
-        order = np.argsort(-counts, kind="stable")
-        total = np.cumsum(counts[order])[np.argsort(order)]
-        lines = (part * counts.sum() for part in (self.head, self.mid))
-        return split(*(total - counts < line if self.crossing else total <= line for line in lines))
+    # Pictures in each class and all larger ones; of two equal classes, the one with the lower index is larger.
+    order = np.argsort(-counts, kind="stable")
+    total = np.cumsum(counts[order])[np.argsort(order)]
+    lines = (part * counts.sum() for part in (0.75, 0.95))
+    return split(*(total - counts < line if crossing else total <= line for line in lines))
 
 
-@dataclass(frozen=True)
-class Counts:
-    """FedPuReL: head has more than `head` pictures, tail at most `tail`."""
-
-    head: int = 100
-    tail: int = 20
-
-    def __call__(self, counts: Indices) -> Groups:
-        return split(counts > self.head, counts > self.tail)
+def by_count(counts: Indices) -> Groups:
+    """FedPuReL: head has more than 100 pictures, tail at most 20."""
+    return split(counts > 100, counts > 20)
 
 
-Rule = Callable[[Indices], Groups]
-GROUPS: dict[str, Rule] = {"capt": Cumulative(), "fedloge": Cumulative(crossing=True), "fedpurel": Counts()}
+GROUPS: dict[str, Callable[[Indices], Groups]] = {
+    "capt": by_share,
+    "fedloge": partial(by_share, crossing=True),
+    "fedpurel": by_count,
+}

@@ -34,30 +34,26 @@ class Entry:
 
 def read_entry(name: str, method: type[Method], tuner: str, idea: str) -> Entry:
     """With what the method's recipe says, if it has one."""
-    recipe = read(name)
-    about, tables, when = recipe.pop("about", {}), dict[str, Settings](), dict[tuple[str, str], Settings]()
+    recipe, tables, when = dict(read(name)), dict[str, Settings](), dict[tuple[str, str], Settings]()
+    about = {"tuners": (), **recipe.pop("about", {})}
+    about["tuners"] = tuple(about["tuners"])
     for preset, table in recipe.items():
         key = "" if preset == "default" else preset
-        when |= {(key, other): resolved(own) for other, own in table.pop("with", {}).items()}
+        when |= {(key, other): resolved(own) for other, own in table.get("with", {}).items()}
         tables[key] = resolved(table)
-    about["tuners"] = tuple(about.get("tuners", ()))
     return Entry(method, tuner, idea, **about, settings=tables.pop("", {}), presets=tables, when=when)
 
 
-def read(name: str) -> dict[str, Any]:
+@cache
+def read(name: str) -> Settings:
     path = resources.files("fedtailor") / "recipes" / f"{name}.toml"
     return tomllib.loads(path.read_text()) if path.is_file() else {}
 
 
-@cache
-def shared() -> dict[str, Any]:
-    return read("shared")
-
-
 def resolved(table: Mapping[str, Any]) -> dict[str, Any]:
     """With the shared tables that it uses; the table's own settings win."""
-    used = {key: value for name in table.get("use", ()) for key, value in resolved(shared()[name]).items()}
-    return used | flat({key: value for key, value in table.items() if key != "use"})
+    used = {key: value for name in table.get("use", ()) for key, value in resolved(read("shared")[name]).items()}
+    return used | flat({key: value for key, value in table.items() if key not in ("use", "with")})
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Each, Me, Method, Model, Params, Reply, Server, branch, log_prior, task_loss
-from ..tuners.head import linear_head
+from ..core import Batch, Each, Me, Method, Model, Params, Reply, Server, linear, log_prior, task_loss
 
 RECTIFIED = "rectified."
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -78,8 +77,8 @@ class RUCR(Method):
         if not self.weight:
             return super().loss(model, theta, batch, start)
         f = model.features(theta, batch.x, batch.rng)
-        prototypes, prior = model.put(start["prototypes"]), model.put(start["prior"])
-        return task_loss(linear_head(theta, f), batch) + self.weight * contrast(f, prototypes, prior, batch.y, self.tau)
+        task, prototypes = task_loss(linear(theta, "head", f), batch), model.put(start["prototypes"])
+        return task + self.weight * contrast(f, prototypes, model.put(start["prior"]), batch.y, self.tau)
 
     def rectify(self, model: Model, me: Me, theta: Params) -> Reply:
         """Classifier rectification, on virtual features."""
@@ -93,13 +92,13 @@ class RUCR(Method):
         for _ in range(self.crt_epochs):
             for i in torch.randperm(len(y), generator=me.rng).to(y.device).split(self.crt_batch):
                 optimiser.zero_grad()
-                F.cross_entropy(linear_head(head, x[i]), y[i]).backward()
+                F.cross_entropy(linear(head, "head", x[i]), y[i]).backward()
                 optimiser.step()
         return Reply(rectified(head), weight=len(me.data))
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """With the re-trained classifier; clients' own models have their own."""
-        return linear_head(branch(theta, RECTIFIED), model.features(theta, x)) if self.crt else model.logits(theta, x)
+        return linear(theta, RECTIFIED + "head", model.features(theta, x)) if self.crt else model.logits(theta, x)
 
 
 def rectified(theta: Params) -> Params:

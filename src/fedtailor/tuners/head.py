@@ -1,5 +1,6 @@
 """A linear classifier on CLIP's image features in place of the class sentences (a linear probe)."""
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,8 +26,4 @@ class Head(Tuner):
         def scaled(features: Tensor) -> Tensor:
             return model.clip.scale * F.normalize(features, dim=-1)
 
-        return Bend(gates=(scaled,), head=lambda features: linear_head(theta, features))
-
-
-def linear_head(theta: Params, features: Tensor) -> Tensor:
-    return linear(theta, "head", features)
+        return Bend(gates=(scaled,), head=partial(linear, theta, "head"))

@@ -33,15 +33,12 @@ class Lora(Tuner):
         return clip.vision.stages[1 + self.first] if self.towers != "text" else "features"
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
-        clip = model.clip
-        sizes = {
-            "text": ("text", len(clip.text.transformer), clip.text.width),
-            "image": ("visual", clip.vision.layers, clip.vision.width),
-        }
-        allowed = clip.vision.delta_matrices
+        text, vision = model.clip.text, model.clip.vision
+        sizes = {"text": ("text", len(text.transformer), text.width), "image": ("visual", vision.layers, vision.width)}
+        allowed = vision.delta_matrices
         if self.towers != "text" and set(self.matrices) - set(allowed):
             letters = f"{', '.join(allowed[:-1])} and {allowed[-1]}"
-            raise UserError(f"{clip.vision.kind} takes deltas on {letters} only: matrices={allowed}")
+            raise UserError(f"{vision.kind} takes deltas on {letters} only: matrices={allowed}")
         theta: Params = {}
         for touched in sorted(self.touches()):
             tower, depth, width = sizes[touched]

@@ -5,6 +5,7 @@ He et al., Deep Residual Learning for Image Recognition, CVPR 2016; Wu and He, G
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -13,8 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..clip.model import Clip
-from ..core import Bend, Model, Params, Tuner, linear_init, normal
-from .head import linear_head
+from ..core import Bend, Model, Params, Tuner, linear, linear_init, normal
 
 TESTED = 256  # pictures at once in a test, which asks for all of them
 BLOCKS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # by depth: basic blocks in each stage
@@ -68,7 +68,7 @@ class ResNet(Tuner):
                 found = [self.features(theta, part.contiguous(memory_format=torch.channels_last)) for part in some]
             return torch.cat(found).float()
 
-        return Bend(net=net, head=lambda features: linear_head(theta, features))
+        return Bend(net=net, head=partial(linear, theta, "head"))
 
     def features(self, theta: Params, x: Tensor) -> Tensor:
         """(B, 3, S, S) → (B, F)."""

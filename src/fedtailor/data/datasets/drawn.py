@@ -144,12 +144,10 @@ def draw(
     u, v = np.cos(tilt) * x + np.sin(tilt) * y, np.cos(tilt) * y - np.sin(tilt) * x
 
     inside, mix = np.empty_like(u), np.empty_like(u)
-    for index, edge in enumerate(SHAPES.values()):
-        mine = np.flatnonzero(shape == index)
-        inside[mine] = edge(u[mine], v[mine])
-    for index, pattern in enumerate(TEXTURES.values()):
-        mine = np.flatnonzero(texture == index)
-        mix[mine] = pattern(u[mine], v[mine])
+    for values, kind, known in ((inside, shape, SHAPES), (mix, texture, TEXTURES)):
+        for index, function in enumerate(known.values()):
+            mine = np.flatnonzero(kind == index)
+            values[mine] = function(u[mine], v[mine])
     inside = np.clip(0.5 + inside * size * (SIDE / 2), 0, 1)
 
     # A bar across the figure, in the background's place.

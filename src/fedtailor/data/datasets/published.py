@@ -128,7 +128,6 @@ def by_folder(images: Path, paths: Sequence[str], names: Sequence[str]) -> Split
 
 def class_numbers(found: Sequence[str], names: Sequence[str], where: Path) -> list[int]:
     numbers = {name: number for number, name in enumerate(names)}
-    for name in found:
-        if name not in numbers:
-            raise UserError(f"a list names the class {name!r}, which {where} lacks; the download is not complete")
+    if strangers := [name for name in found if name not in numbers]:
+        raise UserError(f"a list names the class {strangers[0]!r}, which {where} lacks; the download is not complete")
     return [numbers[name] for name in found]

@@ -1,5 +1,3 @@
-"""Label skew: each class is dealt out by Dirichlet shares; clients that are full get no more."""
-
 import numpy as np
 from pydantic import Field
 

@@ -1,5 +1,3 @@
-"""Label skew: each class is dealt out by Dirichlet shares, without a cap."""
-
 import numpy as np
 from pydantic import Field
 

@@ -1,5 +1,3 @@
-"""No skew."""
-
 from ..dataset import Dataset, Rng
 from .base import Partition, Share, Shares, check_size, random_parts
 

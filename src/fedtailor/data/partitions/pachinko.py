@@ -1,5 +1,3 @@
-"""Label skew in two levels: every client draws its own mixture of super-classes, then of classes."""
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -28,7 +26,7 @@ class Pachinko(Partition):
         left_coarse = np.bincount(dataset.coarse, left)
         children = by_label(dataset.coarse, len(left_coarse))
         mixtures = [
-            (dirichlet(len(children), self.alpha, rng), [dirichlet(len(c), self.alpha_fine, rng) for c in children])
+            (rng.dirichlet([self.alpha] * len(children)), [rng.dirichlet([self.alpha_fine] * len(c)) for c in children])
             for _ in range(clients)
         ]
         drawn = []
@@ -45,16 +43,12 @@ class Pachinko(Partition):
         return tuple(Share(held[held < n], held[held >= n] - n) for held in dealt)
 
 
-def dirichlet(size: int, alpha: float, rng: Rng) -> Weights:
-    return rng.dirichlet(np.full(size, alpha))
-
-
 def pick(weights: Weights, available: NDArray[np.bool_], alpha: float, rng: Rng) -> int:
     """An index with that probability, never one of weight zero. What has run out gives its weight to the others, in
     place; where none of them has any (a small α underflows to zero), theirs are drawn anew."""
     weights *= available
     if weights.sum() == 0:
-        weights[available] = dirichlet(int(available.sum()), alpha, rng)
+        weights[available] = rng.dirichlet([alpha] * int(available.sum()))
     weights /= weights.sum()
     edges = np.cumsum(weights)
     return int(np.searchsorted(edges / edges[-1], rng.uniform(), side="right"))

@@ -1,5 +1,3 @@
-"""Quantity skew: a client holds few classes, in uneven amounts."""
-
 import numpy as np
 from pydantic import Field
 

@@ -1,5 +1,3 @@
-"""Clients are the places that the pictures come from."""
-
 import numpy as np
 
 from ...base.errors import UserError

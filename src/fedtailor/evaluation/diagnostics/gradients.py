@@ -73,14 +73,10 @@ def sample_gradients(seen: RoundView, k: int) -> Iterator[tuple[Tensor, int]]:
         return
     model = seen.job.model.remembering()  # the class sentences are encoded once, not for each sample
     for i, c in enumerate(batch.y.tolist()):
-        one = only(batch, i)
+        some = slice(i, i + 1)
+        candidates = None if batch.candidates is None else batch.candidates[some]
+        one = Batch(batch.x[some], batch.y[some], batch.index[some], candidates=candidates)
         yield gradient(task_loss(seen.job.method.predict_shared(model, theta, one.x), one), by), c
-
-
-def only(batch: Batch, i: int) -> Batch:
-    one = slice(i, i + 1)
-    candidates = None if batch.candidates is None else batch.candidates[one]
-    return Batch(batch.x[one], batch.y[one], batch.index[one], candidates=candidates)
 
 
 def decomposed(clients: Iterable[Iterable[tuple[Tensor, int]]], C: int) -> dict[str, Any] | None:
