@@ -10,12 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from sklearn.metrics import f1_score
 
 import fedtailor
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.data.groups import Groups
-from fedtailor.evaluation.metrics import METRICS, Metric, Predictions, Score, balancedness, mean_score, score
+from fedtailor.evaluation.metrics import (
+    METRICS,
+    Metric,
+    Numbers,
+    Predictions,
+    Score,
+    Scores,
+    balancedness,
+    score,
+    score_parts,
+)
 from fedtailor.remote.messages import EvaluateReply, decode, encode
 from fedtailor.report.comparison import comparison_table
 from fedtailor.report.tables import result_table
@@ -74,8 +85,9 @@ def test_nothing_to_test() -> None:
 
 def test_balancedness() -> None:
     """1 for equal classes at any level; 1/C² (2 + 2 e^-σ) for one class known and one not."""
-    assert balancedness(np.array([0.3, 0.3, 0.3])) == 1
-    assert balancedness(np.array([0.0, 1.0]), sigma=2) == pytest.approx((2 + 2 * math.exp(-2)) / 4)
+    whole = np.array([[10, 10, 10, 0], [5, 5, 0, 0]])
+    found = Predictions(whole, whole, np.array([[3, 3, 3, 0], [0, 5, 0, 0]]), GROUPS)
+    assert balancedness(found, sigma=2) == pytest.approx([100, 100 * (2 + 2 * math.exp(-2)) / 4])
 
 
 def test_mean_over_clients() -> None:
@@ -83,10 +95,27 @@ def test_mean_over_clients() -> None:
     a = Score(named(80, 90, None, 10, 70, 50), per_class=(100, None))
     b = Score(named(40, 50, None, None, 30, 30), per_class=(50, None))
     nobody = Score(dict.fromkeys(METRICS), per_class=(None, None))
-    mean = mean_score([a, b, nobody])
+    mean = Scores.of([a, b, nobody]).mean()
     assert mean == Score(named(60, 70, None, 10, 50, 40), per_class=(75, None), worst=40)
-    assert mean_score([nobody]).overall is None
-    assert mean_score([nobody]).worst is None
+    assert Scores.of([nobody]).mean().overall is None
+    assert Scores.of([nobody]).mean().worst is None
+
+
+def test_many_clients_at_once_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of pairs of classes that are compared at a time; one client has no pictures."""
+    rng = np.random.default_rng(0)
+    truth, predicted, owner = rng.integers(0, 4, (3, 200))
+    owner[owner == 2] = 4
+    monkeypatch.setattr("fedtailor.evaluation.metrics.PAIRS", 17)
+    together = score_parts(truth, predicted, owner, 5, GROUPS)
+    assert len(together) == 5
+    for k, found in enumerate(together):
+        alone = counted(truth[owner == k].tolist(), predicted[owner == k].tolist())
+        assert found == alone
+    assert together[2].values == dict.fromkeys(METRICS)
+    assert together.overall == tuple(found.overall for found in together)
+    f1 = [100 * f1_score(truth[owner == k], predicted[owner == k], average="macro") for k in (0, 1, 3, 4)]
+    assert [together[k].values["macro_f1"] for k in (0, 1, 3, 4)] == pytest.approx(f1)
 
 
 def test_the_row_of_a_record() -> None:
@@ -123,8 +152,8 @@ def test_a_wrong_score_from_a_remote_client_is_refused(change: dict[str, Any], w
         decode(to_bytes(groups, note))
 
 
-def worst_class(found: Predictions) -> float:
-    return float(np.nanmin(found.class_accuracy))
+def worst_class(found: Predictions) -> Numbers:
+    return np.asarray(np.nanmin(found.class_accuracy, axis=1))
 
 
 def test_a_new_metric_is_one_function_and_one_line(

@@ -18,7 +18,7 @@ from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes, from_bytes, to_bytes
 from fedtailor.client.job import ClientState
 from fedtailor.core.types import OWN, Params
-from fedtailor.evaluation.metrics import mean_score
+from fedtailor.evaluation.metrics import Scores
 from fedtailor.remote import client as site_module
 from fedtailor.remote.client import INVITATION, RemoteClient
 from fedtailor.remote.engine import NOT_NEEDED, Received
@@ -147,9 +147,9 @@ def test_the_server_may_have_no_test_pictures(tmp_path: Path) -> None:
     tested = there.made.evaluate(none, server)
     parts = [experiment.tests.of_client(k) for k in range(CLIENTS)]
     logits = experiment.job.model.zero_shot_logits
-    expected = mean_score([part.score(part.predict(logits, part.everything), part.everything) for part in parts])
+    expected = Scores.of([part.score(part.predict(logits, part.everything), part.everything) for part in parts]).mean()
     assert tested.untuned == expected
-    assert tested.shared == mean_score([reply.shared for reply in there.made.tested.values()])
+    assert tested.shared == Scores.of([reply.shared for reply in there.made.tested.values()]).mean()
     assert tested.shared.overall is not None
 
 

@@ -230,18 +230,18 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     """A checkpoint writes the server and the clients that changed; the others' files stay, older ones go."""
     store = RunFolder.create(tmp_path / "run", fedtailor.make_run(), {})
     clients = {k: ClientState(memory={"m": torch.tensor([float(k)])}) for k in range(3)}
-    store.checkpoint(Server(1, {}), clients, [0, 1])
+    store.checkpoint(Server(1, {}), {k: clients[k] for k in (0, 1)})
     stamp = (tmp_path / "run" / "state" / "client-0-1.safetensors").stat().st_mtime_ns
-    store.checkpoint(Server(2, {}), clients, [1])
+    store.checkpoint(Server(2, {}), {1: clients[1]})
     files = {p.name: p for p in (tmp_path / "run" / "state").iterdir()}
     assert set(files) == {"server-2.safetensors", "client-0-1.safetensors", "client-1-2.safetensors"}
     assert files["client-0-1.safetensors"].stat().st_mtime_ns == stamp
     store.close()
     again, _, _ = RunFolder.reopen(tmp_path / "run")
-    server, found = again.resume() or pytest.fail("nothing to resume")
-    again.close()
+    server = again.resume() or pytest.fail("nothing to resume")
     assert server.round == 2
-    assert {k: c.memory["m"].item() for k, c in found.items()} == {0: 0.0, 1: 1.0}
+    assert {k: c.memory["m"].item() for k, c in again.clients.items()} == {0: 0.0, 1: 1.0}
+    again.close()
 
 
 def test_write_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

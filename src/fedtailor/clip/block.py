@@ -129,7 +129,7 @@ class Mlp(nn.Module):
         if wide.weight.requires_grad or torch.is_autocast_enabled(x.device.type):
             inner = wide(x)
             active = F.gelu(inner) if self.act == "gelu" else inner * torch.sigmoid(1.702 * inner)
-            return residual + narrow(active)
+            return residual.add(narrow(active))
         weights = wide.weight, wide.bias, narrow.weight, narrow.bias
         return cast(Tensor, FrozenMlp.apply(x, residual, *weights, self.act))  # type: ignore[no-untyped-call]
 

@@ -130,8 +130,10 @@ def pack(sentences: Sequence[Sequence[Slot]], device: torch.device | None = None
         inside += [c * longest + j for j in range(len(numbers))]
         grid.append(numbers + numbers[-1:] * (longest - len(numbers)))
     context = tuple(j for j, (kind, _) in enumerate(prefix) if kind == SHARED)
-    tensors = (torch.tensor(n, device=device) for n in (ids, rows, places, grid, inside, sees))
-    return Layout(*tensors, len(prefix), context, shared, own, classes)
+    ids_, row_, place_, grid_, inside_, sees_ = (
+        torch.tensor(n, device=device) for n in (ids, rows, places, grid, inside, sees)
+    )
+    return Layout(ids_, row_, place_, grid_, inside_, sees_, len(prefix), context, shared, own, classes)
 
 
 def common_prefix(sentences: Sequence[Sequence[Slot]]) -> Sequence[Slot]:

@@ -151,7 +151,8 @@ class Model:
 
     def sentences(self, rows: str) -> list[list[Slot]]:
         context, w = self.tuner.context(self), self.words
-        context = replace(context, **{"shared": {"own": 0}, "own": {"shared": 0}, "both": {}}[rows])
+        if rows != "both":
+            context = replace(context, own=0) if rows == "shared" else replace(context, shared=0)
         if context.shared == context.own == 0:
             return [tokens([w.sos, *ids, w.eot]) for ids in w.sentences]
         return [arrange(name, sos=w.sos, eot=w.eot, after=w.period, **vars(context)) for name in w.names]
@@ -276,13 +277,15 @@ class Model:
     def zero_shot_logits(self, x: Tensor) -> Tensor:
         """(B, C) of CLIP as it is, from images at this model's stage."""
         with torch.no_grad():
-            return self.clip.scale * F.normalize(self.tower(x, "features"), dim=-1) @ self.zero_shot.T
+            return self.plain_logits(self.tower(x, "features"))
+
+    def plain_logits(self, features: Tensor) -> Tensor:
+        """(B, C) of CLIP as it is, from its own features."""
+        return self.clip.scale * F.normalize(self.put(features), dim=-1) @ self.zero_shot.T
 
     def teacher(self, view: View | Batch) -> Tensor:
         """(B, C) of CLIP as it is, from cached features where there are any."""
-        if view.plain is None:
-            return self.zero_shot_logits(view.x)
-        return self.clip.scale * F.normalize(self.put(view.plain), dim=-1) @ self.zero_shot.T
+        return self.zero_shot_logits(view.x) if view.plain is None else self.plain_logits(view.plain)
 
     def remembering(self) -> Model:
         """For an evaluation, in which no parameter changes: the same model, computing each text matrix once."""

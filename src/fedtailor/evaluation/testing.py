@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,10 +17,22 @@ from ..client.step import own_predict
 from ..core.types import Params, Server
 from ..data.dataset import Indices
 from ..data.groups import Groups
-from .metrics import Score, mean_score, score
+from .metrics import Score, Scores, score, score_parts
 
-CHUNK_BYTES = 64 << 20  # of tower input at once
+CHUNK_BYTES = 4 << 20  # of tower input at once: what a processor's cache holds
+PIECE = 512  # test pictures that a worker takes at a time, where one model is asked about many
 Logits = Callable[[Tensor], Tensor]
+Ask = Callable[[], Indices]  # some predictions, when called
+
+
+class Workers(Protocol):
+    """Who makes predictions: one after the other here, or several at a time."""
+
+    def __call__(self, asked: Sequence[Ask], /) -> list[Indices]: ...
+
+
+def alone(asked: Sequence[Ask]) -> list[Indices]:
+    return [ask() for ask in asked]
 
 
 @dataclass(frozen=True)
@@ -29,26 +43,45 @@ class EvalSet:
     labels: Indices
     parts: tuple[Indices, ...]
     groups: Groups
+    plain: FeatureStore | None = None  # CLIP's own features, where `features` are of an earlier stage
 
     @torch.no_grad()
-    def predict(self, logits: Logits, indices: Indices) -> Indices:
+    def predict(self, logits: Logits, indices: Indices, features: FeatureStore | None = None) -> Indices:
         if len(indices) == 0:
             return indices
-        step = max(1, CHUNK_BYTES // (4 * self.features.fetch(indices[:1]).numel()))
-        chunks = (self.features.fetch(indices[i : i + step]) for i in range(0, len(indices), step))
+        source = features or self.features
+        step = max(1, CHUNK_BYTES // (4 * source.fetch(indices[:1]).numel()))
+        chunks = (source.fetch(indices[i : i + step]) for i in range(0, len(indices), step))
         return np.concatenate([logits(x).argmax(dim=1).cpu().numpy() for x in chunks])
+
+    def pieces(self, logits: Logits, indices: Indices) -> list[Ask]:
+        """The same prediction, in parts that several can make."""
+        return [partial(self.predict, logits, indices[i : i + PIECE]) for i in range(0, len(indices), PIECE)]
 
     def score(self, predicted: Indices, indices: Indices) -> Score:
         return score(self.labels[indices], predicted, self.groups)
 
-    @property
+    def score_parts(self, predicted: Indices) -> Scores:
+        """Every client, from the predictions for its part, one client's after the other's."""
+        which, owner = self.dealt
+        return score_parts(self.labels[which], predicted, owner, len(self.parts), self.groups)
+
+    @cached_property
+    def dealt(self) -> tuple[Indices, Indices]:
+        """All parts one after the other, and whose each picture is."""
+        sizes, none = [len(part) for part in self.parts], np.empty(0, np.int64)
+        return np.concatenate([none, *self.parts]), np.repeat(np.arange(len(sizes)), sizes)
+
+    @cached_property
     def everything(self) -> Indices:
         return np.arange(len(self.labels))
 
     def of_client(self, k: int) -> EvalSet:
         """One client's part as a test set of its own."""
         mine = self.parts[k]
-        return EvalSet(FeatureSubset(self.features, mine), self.labels[mine], (np.arange(len(mine)),), self.groups)
+        plain = self.plain and FeatureSubset(self.plain, mine)
+        own = FeatureSubset(self.features, mine)
+        return EvalSet(own, self.labels[mine], (np.arange(len(mine)),), self.groups, plain)
 
 
 @dataclass(frozen=True)
@@ -68,29 +101,50 @@ class FeatureSubset:
 
 def score_zero_shot(job: Job, tests: EvalSet) -> tuple[Score, Score]:
     """CLIP's score on the whole set, and the mean of its scores on the clients' parts."""
-    predicted = tests.predict(job.model.zero_shot_logits, tests.everything)
-    parts = [tests.score(predicted[part], part) for part in tests.parts]
-    return tests.score(predicted, tests.everything), mean_score(parts)
+    logits = job.model.zero_shot_logits if tests.plain is None else job.model.plain_logits
+    predicted = tests.predict(logits, tests.everything, tests.plain)
+    return tests.score(predicted, tests.everything), tests.score_parts(predicted[tests.dealt[0]]).mean()
 
 
-def score_shared(job: Job, server: Server, tests: EvalSet) -> Score:
+def score_shared(job: Job, server: Server, tests: EvalSet, workers: Workers = alone) -> Score:
     """The server's model on the whole test set; no numbers where clients share nothing."""
-    which = tests.everything
     if job.method.trains and not server.params:
-        return tests.score(which[:0], which[:0])
-    theta = on_device(job, theta_of(job, server.params, ClientState()))
-    model = job.model.remembering()
-    return tests.score(tests.predict(lambda x: job.method.predict_shared(model, theta, x), which), which)
+        return tests.score(tests.everything[:0], tests.everything[:0])
+    theta, model = on_device(job, theta_of(job, server.params, ClientState())), job.model.remembering()
+    found = workers(tests.pieces(lambda x: job.method.predict_shared(model, theta, x), tests.everything))
+    return tests.score(np.concatenate([tests.everything[:0], *found]), tests.everything)
 
 
-def score_clients(job: Job, server: Server, clients: Mapping[int, ClientState], tests: EvalSet) -> list[Score]:
-    """Every client's own model on its own part."""
-    return [score_client(job, server, k, clients.get(k, ClientState()), tests) for k in range(len(tests.parts))]
+def score_clients(
+    job: Job, server: Server, clients: Mapping[int, ClientState], tests: EvalSet, workers: Workers = alone
+) -> Scores:
+    """Every client's own model on its own part. All without a state of their own have one model, tested once."""
+    K = len(tests.parts)
+    own = sorted({k for known in (clients, *server.cluster_of.values()) for k in known if 0 <= k < K})
+    which, owner = tests.dealt
+    tuned, predicted = np.isin(owner, own), np.empty_like(which)
+    asked, place = np.unique(which[~tuned], return_inverse=True)
+    rest: list[Ask] = []
+    if len(asked):
+        someone = int(owner[~tuned][0])
+        rest = tests.pieces(client_logits(job, server, someone, ClientState()), asked)
+    found = workers([*(partial(predict_part, job, server, k, clients, tests) for k in own), *rest])
+    predicted[tuned] = np.concatenate([which[:0], *found[: len(own)]])
+    predicted[~tuned] = np.concatenate([which[:0], *found[len(own) :]])[place]
+    return tests.score_parts(predicted)
+
+
+def predict_part(job: Job, server: Server, who: int, clients: Mapping[int, ClientState], tests: EvalSet) -> Indices:
+    """A client's own model on its own part. Its state is read here, so that only a few are in memory at a time."""
+    return tests.predict(client_logits(job, server, who, clients.get(who, ClientState())), tests.parts[who])
+
+
+def client_logits(job: Job, server: Server, who: int, client: ClientState) -> Logits:
+    return own_predict(job, client, on_device(job, personal_theta(job, server, who, client)))
 
 
 def score_client(job: Job, server: Server, who: int, client: ClientState, tests: EvalSet) -> Score:
-    theta = on_device(job, personal_theta(job, server, who, client))
-    return tests.score(tests.predict(own_predict(job, client, theta), tests.parts[who]), tests.parts[who])
+    return tests.score(predict_part(job, server, who, {who: client}, tests), tests.parts[who])
 
 
 def personal_theta(job: Job, server: Server, who: int, client: ClientState) -> Params:

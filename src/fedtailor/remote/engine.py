@@ -23,7 +23,7 @@ from ..base.version import __version__
 from ..client.job import ClientState, Task
 from ..client.step import check_reply, client_step, decompressed, reply_bytes
 from ..core.types import OWN, Params, Pass, Reply, Server
-from ..evaluation.metrics import mean_score, score
+from ..evaluation.metrics import Scores, score
 from ..evaluation.pseudo_labels import Quality, in_percent
 from ..evaluation.testing import score_shared
 from ..simulation.build import Experiment
@@ -114,8 +114,7 @@ class RemoteEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        new = {k: ClientState() for k in range(experiment.job.clients)}
-        super().__init__(experiment.job, {**new, **(clients or {})})
+        super().__init__(experiment.job, clients)
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
         self.transport, self.invitation = transport, invitation_of(experiment, run)
         self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
@@ -155,8 +154,7 @@ class RemoteEngine(Engine):
         if task := tasks.pop(OWN, None):  # on the server's own data, here
             if self.server_data is None:
                 raise UserError("this method asks the server for data of its own; see data.server")
-            before = self.clients.get(OWN, ClientState())
-            packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, before, self.server_data)
+            packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, self.clients[OWN], self.server_data)
             own = {OWN: decompressed(self.job, task, packed)}
         return {**own, **self.ask(tasks, self.job.pass_name(pass_), server.round)} if tasks else own
 
@@ -164,10 +162,10 @@ class RemoteEngine(Engine):
         """The replies of those who are still in the round; too few are an error."""
         replies: dict[int, Reply] = {}
         counted: dict[int, StepLog] = {}
-        before = dict(self.clients)
+        before = {k: self.clients[k] for k in tasks}
 
         def write(k: int) -> tuple[messages.PassRequest, messages.TensorGroups]:
-            task, kept = tasks[k], min(self.kept[k], self.clients[k].version)
+            task, kept = tasks[k], min(self.kept.get(k, 0), self.clients[k].version)
             request = messages.PassRequest(**self.heading(k), kept=kept, pass_name=task.pass_name, round=task.round)
             return request, {"params": task.params, "inbox": task.inbox}
 
@@ -222,11 +220,11 @@ class RemoteEngine(Engine):
         done = self.carry_out(Exchange("evaluate.test", last, there, K, write, take))
         self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
-        clients = [self.tested[k].personal if k in self.tested else none for k in range(K)]
-        untuned = mean_score([reply.zero_shot for reply in self.tested.values()]) if self.tested else None
+        clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(K)])
+        untuned = Scores.of([reply.zero_shot for reply in self.tested.values()]).mean() if self.tested else None
         if len(experiment.tests.labels) or not self.tested:
             return Evaluation(score_shared(experiment.job, server, experiment.tests), clients, untuned)
-        return Evaluation(mean_score([reply.shared for reply in self.tested.values()]), clients, untuned)
+        return Evaluation(Scores.of([reply.shared for reply in self.tested.values()]).mean(), clients, untuned)
 
     def pseudo_labels(self, experiment: Experiment) -> Quality | None:
         """As of the last test."""

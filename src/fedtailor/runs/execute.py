@@ -108,19 +108,19 @@ def train(
     experiment: Experiment, store: RunFolder | None = None, resuming: bool = False, make: MakeEngine = make_engine
 ) -> Iterator[RoundRecord]:
     """Run the rounds that are left, one record each. With a folder, each is kept before it is given out."""
-    server, clients = experiment.job.first_server(), None
+    server = experiment.job.first_server()
     if store and resuming and (saved := store.resume()):
-        server, clients = experiment.job.resumed(saved[0]), saved[1]
-    engine = make(experiment, clients, store.folder if store else None)
+        server = experiment.job.resumed(saved)
+    engine = make(experiment, store.clients if store else None, store.folder if store else None)
     engine.trace = [] if experiment.run.record else None
     try:
         engine.open()
         if store and server.round == 0:
-            store.checkpoint(server, engine.clients, ())
+            store.checkpoint(server, {})
         for finished in rounds(experiment, engine, server):
             if store:
                 store.save_round(finished.record.row(), finished.steps)
-                store.checkpoint(finished.server, engine.clients, [step.client for step in finished.steps])
+                store.checkpoint(finished.server, engine.clients.changed)
             engine.committed()
             yield finished.record
     finally:

@@ -2,8 +2,9 @@
 
     run.toml         all settings, resolved; runs the run again
     rounds.jsonl     a line a round: scores, bytes, seconds
-    clients.jsonl    a line a visit
-    checkpoint.json  the one file that says what counts: round, state files with their hashes, lengths of the two logs
+    clients.jsonl    a line a step of a client
+    states.jsonl     a line a client's new state: its file, and the hash of that
+    checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
     state/           safetensors: the server's state, and each client's, which stays out of everything else
     result.json      at the end: what `fedtailor run --json` prints
 
@@ -19,27 +20,37 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..base.errors import UserError
 from ..base.files import FolderLock, file_hash, write_atomic
 from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
 from ..client.job import ClientState
+from ..client.states import SavedStates
 from ..core.types import Params, Server
 from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
 
-LOGS = ("rounds.jsonl", "clients.jsonl")
+STATES = "states.jsonl"
+LOGS = ("rounds.jsonl", "clients.jsonl", STATES)
+
+
+class StateFile(NamedTuple):
+    name: str
+    digest: str
 
 
 class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = FolderLock(folder)
-        self.files: dict[int, str] = {}  # client → its current state file
+        self.files: dict[int, StateFile] = {}  # each client's that counts, or is about to
+        self.clients = SavedStates(self.files, self.read_client)
+        self.server_file = ""
 
     @classmethod
     def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> RunFolder:
@@ -93,45 +104,65 @@ class RunFolder:
         self.append("clients.jsonl", [asdict(v) for v in visits])
         self.append("rounds.jsonl", [row])
 
-    def checkpoint(self, server: Server, clients: Mapping[int, ClientState], changed: Iterable[int]) -> None:
-        """Make this the state to resume from. Only the states of clients that changed are written."""
-        state = self.folder / "state"
-        server_file = f"server-{server.round}.safetensors"
-        write_atomic(state / server_file, server_to_bytes(server))
-        for k in sorted(set(changed)):
-            self.files[k] = f"client-{k}-{server.round}.safetensors"
-            write_atomic(state / self.files[k], client_to_bytes(clients[k]))
-        named = [server_file, *self.files.values()]
+    def checkpoint(self, server: Server, changed: Mapping[int, ClientState]) -> None:
+        """Make this the state to resume from, with the states of clients that changed since the last one."""
+        state, old = self.folder / "state", [self.server_file]
+        self.server_file = f"server-{server.round}.safetensors"
+        data = server_to_bytes(server)
+        write_atomic(state / self.server_file, data)
+        for k in sorted(changed):
+            file = self.write_client(f"client-{k}-{server.round}.safetensors", changed[k])
+            old += [self.files[k].name] if k in self.files and self.files[k].name != file.name else []
+            self.files[k] = file
+        self.append(STATES, ({"client": k, **self.files[k]._asdict()} for k in sorted(changed)))
         note = {
             "version": __version__,
-            "run": file_hash(self.folder / "run.toml"),
+            "run": self.run_hash,
             "round": server.round,
-            "server": server_file,
-            "clients": self.files,
-            "hashes": {name: file_hash(state / name) for name in named},
+            "server": self.server_file,
+            "digest": hashlib.sha256(data).hexdigest(),
             "logs": {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()},
         }
         write_atomic(self.folder / "checkpoint.json", json.dumps(note, indent=1).encode())
-        for old in state.iterdir():  # only now is nothing older needed
-            if old.name not in named:
-                old.unlink()
+        for name in old:  # only now is nothing older needed
+            if name and name != self.server_file:
+                (state / name).unlink(missing_ok=True)
 
-    def resume(self) -> tuple[Server, dict[int, ClientState]] | None:
-        """The last checkpoint, or None if the run was killed before its first. Unfinished log lines are cut off."""
+    def write_client(self, name: str, client: ClientState) -> StateFile:
+        data = client_to_bytes(client)
+        write_atomic(self.folder / "state" / name, data)
+        return StateFile(name, hashlib.sha256(data).hexdigest())
+
+    @cached_property
+    def run_hash(self) -> str:
+        return file_hash(self.folder / "run.toml")
+
+    def resume(self) -> Server | None:
+        """The server at the last checkpoint, or None if the run was killed before its first; clients' states are in
+        `clients`. What belongs to an unfinished round is removed."""
         path = self.folder / "checkpoint.json"
         if not path.is_file():
             for log in LOGS:
                 (self.folder / log).unlink(missing_ok=True)
             return None
         note = read_note(path)
-        if note["run"] != file_hash(self.folder / "run.toml"):
+        if note["run"] != self.run_hash:
             raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
-        state = {name: self.read_state(name, digest) for name, digest in note["hashes"].items()}
         for log in LOGS:
             cut(self.folder / log, note["logs"].get(log, 0))
-        self.files = {int(k): name for k, name in note["clients"].items()}
-        clients = {k: client_from_bytes(state[name]) for k, name in self.files.items()}
-        return server_from_bytes(state[note["server"]]), clients
+        for row in read_lines(self.folder / STATES):
+            self.files[row["client"]] = StateFile(row["name"], row["digest"])
+        for name, digest in self.files.values():
+            self.read_state(name, digest)  # one that is damaged shows now, not when its client is asked
+        self.server_file = note["server"]
+        named = {self.server_file, *(file.name for file in self.files.values())}
+        for file in (self.folder / "state").iterdir():
+            if file.name not in named:
+                file.unlink()
+        return server_from_bytes(self.read_state(self.server_file, note["digest"]))
+
+    def read_client(self, k: int) -> ClientState:
+        return client_from_bytes(self.read_state(*self.files[k]))
 
     def read_state(self, name: str, digest: str) -> bytes:
         path = self.folder / "state" / name
@@ -143,14 +174,17 @@ class RunFolder:
         return data
 
     def rounds(self) -> list[dict[str, Any]]:
-        path = self.folder / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(self.folder / "rounds.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def read_note(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_text())
-        lacking = {"run", "server", "clients", "hashes", "logs"} - set(note)
+        lacking = {"run", "server", "digest", "logs"} - set(note)
         if lacking or not isinstance(note, dict):
             raise ValueError("it is not a checkpoint")
     except (ValueError, TypeError) as error:

@@ -100,20 +100,24 @@ def assemble(
     def features(images: Images, training: bool, stage: str = "") -> FeatureStore:
         return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
 
+    def plain_features(images: Images) -> FeatureStore | None:
+        """CLIP's own, where the tuner enters the tower below its end: a second encoding, made once for all runs."""
+        store = features(images, training=False, stage="features") if model.stage != "features" else None
+        # What the cache has no room for goes on from the tuner's stage: to encode a picture twice saves nothing.
+        return None if isinstance(store, LiveFeatures) else store
+
     tests = EvalSet(
         features(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
         np.empty(0, np.int64) if dataset.test.labels is None else dataset.test.labels,
         tuple(share.test for share in federation.shares),
         groups,
+        plain_features(dataset.test.images) if len(dataset.test) else None,
     )
     if not method.trains or not len(dataset.train):
         return Experiment(run, federation, job, tests, {}, checkpoint.digest)
     train = features(dataset.train.images, training=True)
-    # Where the tuner enters the tower below its end, CLIP's own features are a second encoding, made once.
-    asks = (method.teacher or job.labeler is not None) and model.stage != "features" and train.fixed
-    plain = features(dataset.train.images, training=True, stage="features") if asks else None
-    if isinstance(plain, LiveFeatures):
-        plain = None  # CLIP goes on from the tuner's stage: to encode every picture twice saves nothing
+    asks = (method.teacher or job.labeler is not None) and train.fixed
+    plain = plain_features(dataset.train.images) if asks else None
     labels = dataset.train.labels if job.labeler is None else None  # no pass can reach true labels that are not given
     held = {k: share.train for k, share in enumerate(federation.shares)}
     if OWN in method.everyone(run.clients):  # not federated: one place has everyone's pictures

@@ -7,9 +7,10 @@ from importlib import import_module
 from pathlib import Path
 
 from ..client.job import ClientState, Job, Task
+from ..client.states import ClientStates
 from ..client.step import StepTrace
 from ..core.types import Params, Pass, Reply, Server
-from ..evaluation.metrics import Score
+from ..evaluation.metrics import Score, Scores
 from ..evaluation.pseudo_labels import Quality
 from ..settings.engines import ENGINES
 from .build import Experiment
@@ -35,7 +36,7 @@ class Evaluation:
     """One test of everything there is."""
 
     shared: Score  # the server's model; where the server has no test pictures, the mean of what clients found
-    clients: list[Score]  # every client's own model on its own test pictures
+    clients: Scores  # every client's own model on its own test pictures
     untuned: Score | None = None  # CLIP as it is on clients' own test pictures, where only they can tell
 
 
@@ -48,8 +49,8 @@ class Engine(ABC):
 
     oversample: float = 0.0  # how many more clients than needed are asked, as a share of those
 
-    def __init__(self, job: Job, clients: Mapping[int, ClientState]) -> None:
-        self.job, self.clients = job, dict(clients)  # of remote clients, a state is only its version and mark
+    def __init__(self, job: Job, clients: Mapping[int, ClientState] | None = None) -> None:
+        self.job, self.clients = job, ClientStates(clients)  # of remote clients, a state is only its version and mark
         self.log: list[StepLog] = []  # since whoever reads it last cleared it
         self.trace: list[StepTrace] | None = None  # the same in full, where someone wants it
 

@@ -12,7 +12,7 @@ from ..base.rng import generator
 from ..core.types import Server
 from ..evaluation.diagnostics import measure
 from ..evaluation.diagnostics.round import RoundView
-from ..evaluation.metrics import Score, mean_score
+from ..evaluation.metrics import Score
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
 
@@ -59,13 +59,13 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
     """The rounds that are left, from a server's state on."""
     while server.round < experiment.rounds:
         began = time.perf_counter()
-        before, clients = server, dict(engine.clients)
+        before, clients = server, engine.clients.before()
         server, cohort, steps = run_round_with_retries(experiment, server, engine)
         tested = None
         if server.round % experiment.run.every == 0 or server.round == experiment.rounds:
             tested = engine.evaluate(experiment, server)
             steps += engine.drain_log()
-        shared, personal = (tested.shared, mean_score(tested.clients)) if tested else (None, None)
+        shared, personal = (tested.shared, tested.clients.mean()) if tested else (None, None)
         seen = RoundView(
             experiment.job, experiment.federation, experiment.tests, experiment.client_data, before, server, clients,
             engine.clients, engine.trace or (), cohort, shared, personal,
@@ -74,14 +74,14 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
         yield FinishedRound(
             record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began), server, steps
         )
+        engine.clients.commit()  # whoever keeps states has done so
 
 
 def run_round_with_retries(
     experiment: Experiment, server: Server, engine: Engine
 ) -> tuple[Server, list[int], list[StepLog]]:
     """A round, made again from where it began if too few clients answer. Also: who was asked, and every step."""
-    clients, steps = dict(engine.clients), list[StepLog]()
-    tries = experiment.run.plan.tries
+    steps, tries = list[StepLog](), experiment.run.plan.tries
     for _ in range(tries):
         if engine.trace:
             engine.trace.clear()
@@ -89,7 +89,7 @@ def run_round_with_retries(
             after, cohort = run_round(experiment, server, engine)
             return after, cohort, steps + engine.drain_log()
         except TooFewReplies as short:
-            engine.clients = dict(clients)
+            engine.clients.roll_back()
             steps += (these := engine.drain_log())
             reasons = "; ".join(f"client {step.client}: {step.dropped}" for step in these if step.dropped)
             last = f"round {server.round + 1}: {short}; {reasons}"
@@ -130,7 +130,7 @@ def record_of(
         cohort=list(seen.cohort),
         shared=seen.shared,
         personal=seen.personal,
-        clients=tuple(score.overall for score in tested.clients) if tested else (),
+        clients=tested.clients.overall if tested else (),
         bytes_up=sum(step.bytes_up for step in steps),
         bytes_down=sum(step.bytes_down for step in steps),
         seconds=round(time.perf_counter() - began, 4),
