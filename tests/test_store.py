@@ -238,9 +238,9 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     assert files["client-0-1.safetensors"].stat().st_mtime_ns == stamp
     store.close()
     again, _, _ = RunFolder.reopen(tmp_path / "run")
-    server = again.resume() or pytest.fail("nothing to resume")
+    server, found = again.resume() or pytest.fail("nothing to resume")
     assert server.round == 2
-    assert {k: c.memory["m"].item() for k, c in again.clients.items()} == {0: 0.0, 1: 1.0}
+    assert {k: c.memory["m"].item() for k, c in found.items()} == {0: 0.0, 1: 1.0}
     again.close()
 
 

@@ -81,6 +81,9 @@ class Scores:
     def __getitem__(self, k: int) -> Score:
         return Score({name: known(column[k]) for name, column in self.values.items()}, listed(self.per_class[k]))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scores) and list(self) == list(other)
+
     def __iter__(self) -> Iterator[Score]:
         return (self[k] for k in range(len(self)))
 

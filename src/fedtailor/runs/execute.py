@@ -110,7 +110,7 @@ def train(
     """Run the rounds that are left, one record each. With a folder, each is kept before it is given out."""
     server = experiment.job.first_server()
     if store and resuming and (saved := store.resume()):
-        server = experiment.job.resumed(saved)
+        server = experiment.job.resumed(saved[0])
     engine = make(experiment, store.clients if store else None, store.folder if store else None)
     engine.trace = [] if experiment.run.record else None
     try:

@@ -137,9 +137,9 @@ class RunFolder:
     def run_hash(self) -> str:
         return file_hash(self.folder / "run.toml")
 
-    def resume(self) -> Server | None:
-        """The server at the last checkpoint, or None if the run was killed before its first; clients' states are in
-        `clients`. What belongs to an unfinished round is removed."""
+    def resume(self) -> tuple[Server, Mapping[int, ClientState]] | None:
+        """The last checkpoint, or None if the run was killed before its first. What belongs to an unfinished round is
+        removed."""
         path = self.folder / "checkpoint.json"
         if not path.is_file():
             for log in LOGS:
@@ -159,7 +159,7 @@ class RunFolder:
         for file in (self.folder / "state").iterdir():
             if file.name not in named:
                 file.unlink()
-        return server_from_bytes(self.read_state(self.server_file, note["digest"]))
+        return server_from_bytes(self.read_state(self.server_file, note["digest"])), self.clients
 
     def read_client(self, k: int) -> ClientState:
         return client_from_bytes(self.read_state(*self.files[k]))
