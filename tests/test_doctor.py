@@ -40,7 +40,8 @@ def test_a_bundled_clip_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
         raise UserError("no model.safetensors in bundled")
 
     monkeypatch.setattr(installation, "load", fail)
-    assert installation.bundled() == Finding("bundled CLIP", "no model.safetensors in bundled", "bad")
+    found = by_name(installation.examine())["bundled CLIP"]
+    assert found == Finding("bundled CLIP", "no model.safetensors in bundled", "bad")
 
 
 def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,18 +53,20 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
         return "1.2.3"
 
     monkeypatch.setattr(installation, "version", version)
-    found = by_name(installation.extras())
+    found = by_name(installation.examine())
     assert found["extra hub"] == Finding("extra hub", "huggingface_hub 1.2.3")
     assert found["extra flower"].verdict == "note"
     assert "pip install 'fedtailor[flower]'" in found["extra flower"].found
 
 
-def test_folders(tmp_path: Path) -> None:
+def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many files and how much; one that is not there yet is a note."""
     (tmp_path / "x").write_bytes(b"0" * 1500)
     (tmp_path / "y").write_bytes(b"0" * 500)
-    assert installation.folder("cache", tmp_path).found.endswith("2 files, 2.0 kB")
-    assert installation.folder("cache", tmp_path / "z").verdict == "note"
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
+    assert "2 files, 2.0 kB; at most" in installation.cache().found
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "z"))
+    assert installation.cache().verdict == "note"
 
 
 def test_the_table_prints_text_as_it_is() -> None:

@@ -172,23 +172,16 @@ def method(name: str) -> Facts:
     document = make_run(name).document()
     values, kinds = flat(document), kinds_of(document, entry)
     shorter = {f"method.{full}": f"method.{key}" for key, full in entry.method.short.items()} | SHORTER
-    groups: dict[str, list[Facts]] = {"method": [], "tuner": [], "local": []}
+    groups = {group: list[Facts]() for group in ("method", "tuner", "local", *PARTS, "run", "data", "backbone")}
     for part, (none, known) in PARTS.items():
-        words, value = " | ".join([none, *known]), document[part]["name"]
-        groups[part] = [{"key": part, "symbol": "", "value": value, "allowed": words, "meaning": MEANING[part]}]
-    groups |= {"run": [], "data": [], "backbone": []}
+        words = " | ".join([none, *known])
+        groups[part].append(setting(part, "", document[part]["name"], words, MEANING[part]))
     del kinds["plan"]  # tells of sites, not of methods
     for group, kind in kinds.items():
-        groups[group.partition(".")[0] or "run"] += [
-            {
-                "key": shorter.get(key, key.replace("data.partition.", "data.")),
-                "symbol": field.title or "",
-                "value": values.get(key),
-                "allowed": allowed(field),
-                "meaning": field.description or "",
-            }
-            for key, field in fields_of(kind, group).items()
-        ]
+        for key, field in fields_of(kind, group).items():
+            short = shorter.get(key, key.replace("data.partition.", "data."))
+            row = setting(short, field.title or "", values.get(key), allowed(field), field.description or "")
+            groups[group.partition(".")[0] or "run"].append(row)
     told = [kind for group, kind in kinds.items() if group.partition(".")[0] in {"method", "tuner", *PARTS}]
     return {
         **next(row for row in methods() if row["name"] == name),
@@ -198,6 +191,10 @@ def method(name: str) -> Facts:
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }
+
+
+def setting(key: str, symbol: str, value: Any, allowed: str, meaning: str) -> Facts:
+    return {"key": key, "symbol": symbol, "value": value, "allowed": allowed, "meaning": meaning}
 
 
 def allowed(field: FieldInfo) -> str:
@@ -225,12 +222,9 @@ def method_page(facts: Facts) -> RenderableType:
         if rows:
             out = Table(*headings, title=group, title_justify="left", show_edge=False)
             for row in rows:
-                out.add_row(*(Text(shown(value)) if key == "value" else Text(value) for key, value in row.items()))
+                default = "" if row["value"] is None else str(row["value"]) or "''"
+                out.add_row(*map(Text, {**row, "value": default}.values()))
             parts += [out, ""]
     for preset, values in facts["presets"].items():
         parts.append(Text(f"preset={preset}: " + " ".join(f"{SHORTER.get(k, k)}={v}" for k, v in values.items())))
     return Group(*parts)
-
-
-def shown(value: Any) -> str:
-    return "" if value is None else repr(value) if value == "" else str(value)

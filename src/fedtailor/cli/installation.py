@@ -2,10 +2,9 @@
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -19,8 +18,6 @@ from ..data import DATASETS, default_root
 from ..report.tables import size
 from ..simulation.build import find_device
 
-EXTRAS = {"huggingface_hub": "hub", "flwr": "flower"}
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -33,8 +30,9 @@ def examine() -> list[Finding]:
     return [
         Finding("fedtailor", f"{__version__}, Python {platform.python_version()}, torch {torch.__version__}"),
         Finding("device", f"{find_device('auto')}, {torch.get_num_threads()} threads"),
-        bundled(),
-        *extras(),
+        tried("bundled CLIP", lambda: f"loads, weights {load('bundled').digest[:12]}", "bad"),
+        extra("hub", "huggingface_hub"),
+        extra("flower", "flwr"),
         Finding("torchvision", f"{'installed' if find_spec('torchvision') else 'not installed'}; not needed here"),
         cache(),
         Finding("data folder", str(default_root())),
@@ -51,33 +49,23 @@ def tried(what: str, look: Callable[[], str], verdict: str) -> Finding:
         return Finding(what, str(error), verdict)
 
 
-def bundled() -> Finding:
-    return tried("bundled CLIP", lambda: f"loads, weights {load('bundled').digest[:12]}", "bad")
-
-
-def extras() -> list[Finding]:
-    found = []
-    for module, extra in EXTRAS.items():
-        try:
-            found.append(Finding(f"extra {extra}", f"{module} {version(module)}"))
-        except PackageNotFoundError:
-            found.append(Finding(f"extra {extra}", f"not installed (pip install 'fedtailor[{extra}]')", "note"))
-    return found
-
-
-def folder(what: str, path: Path) -> Finding:
-    if not path.exists():
-        return Finding(what, f"{path}, not made yet", "note")
-    files = [f for f in path.iterdir() if f.is_file()]  # only the top level: a data folder may hold a million files
-    return Finding(what, f"{path}, {len(files)} files, {size(sum(f.stat().st_size for f in files))}")
+def extra(name: str, module: str) -> Finding:
+    try:
+        return Finding(f"extra {name}", f"{module} {version(module)}")
+    except PackageNotFoundError:
+        return Finding(f"extra {name}", f"not installed (pip install 'fedtailor[{name}]')", "note")
 
 
 def cache() -> Finding:
-    kept = folder("feature cache", default_folder())
+    what, folder = "feature cache", default_folder()
     try:
-        return replace(kept, found=f"{kept.found}; at most {budget() / 1e9:g} GB (FEDTAILOR_CACHE_GB)")
+        most = f"at most {budget() / 1e9:g} GB (FEDTAILOR_CACHE_GB)"
     except UserError as error:
-        return Finding(kept.what, str(error), "bad")
+        return Finding(what, str(error), "bad")
+    if not folder.exists():
+        return Finding(what, f"{folder}, not made yet; {most}", "note")
+    sizes = [path.stat().st_size for path in folder.iterdir() if path.is_file()]
+    return Finding(what, f"{folder}, {len(sizes)} files, {size(sum(sizes))}; {most}")
 
 
 def dataset(name: str) -> Finding:

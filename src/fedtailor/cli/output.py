@@ -15,12 +15,10 @@ def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
 
 
 def emit(value: Any) -> None:
-    """JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def print_result(s: dict[str, Any], leak: bool = False) -> None:
-    """A run's summary."""
     from ..report.tables import pseudo_line, result_table, size
 
     console = Console()

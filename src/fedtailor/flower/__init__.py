@@ -17,10 +17,10 @@ os.environ.update(dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"))
 os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))
 
 
-def need(*modules: str) -> None:
-    """A clear word where the optional packages are not installed."""
-    if lacking := [name for name in modules if importlib.util.find_spec(name) is None]:
-        raise UserError(f"this needs {' and '.join(lacking)}: pip install 'fedtailor[flower]'")
+def need(module: str) -> None:
+    """A clear word where an optional package is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"this needs {module}: pip install 'fedtailor[flower]'")
 
 
 need("flwr")

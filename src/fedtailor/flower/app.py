@@ -4,7 +4,6 @@ Flower then runs this client in a new process for each message, which loads torc
 'home="…" data="folder:…"'`. Runs are conducted by `fedtailor flower server` alone, which needs no ServerApp.
 """
 
-from functools import cache
 from pathlib import Path
 
 from flwr.app import Context
@@ -16,16 +15,13 @@ from .messages import client_app
 from .sites import site_session
 
 
-@cache
-def site(home: str, data: str, backbone: str) -> RemoteClient:
-    return RemoteClient(Path(home) / "state", lambda invitation: site_session(invitation, data, backbone))
-
-
 def reply(kind: str, data: bytes, context: Context) -> bytes:
     config = context.node_config
     if missing := {"home", "data"} - config.keys():
         raise UserError(f"start the SuperNode with {' and '.join(sorted(missing))} in its --node-config")
-    return site(str(config["home"]), str(config["data"]), str(config.get("backbone", ""))).handle(data)
+    home, pictures, backbone = (str(config.get(name, "")) for name in ("home", "data", "backbone"))
+    site = RemoteClient(Path(home) / "state", lambda invitation: site_session(invitation, pictures, backbone))
+    return site.handle(data)
 
 
 client = client_app(reply)

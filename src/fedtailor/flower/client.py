@@ -27,8 +27,6 @@ log = logging.getLogger("fedtailor.flower")
 
 @dataclass(frozen=True)
 class SiteFolder:
-    """A site's folder, as `fedtailor flower init` made it."""
-
     folder: Path
     server: str
     client: int
@@ -57,14 +55,15 @@ def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = ""
     if form in FORMS and not Path(path).exists():
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
     site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data, backbone, device))
-
-    who = str(home.client).encode()
-    serve_site(home, client_app(lambda kind, data, context: who if kind == "query.who" else site.handle(data)))
+    serve_site(home, client_app(lambda kind, data, context: site.handle(data)))
 
 
 def serve_site(home: SiteFolder, app: ClientApp) -> None:
     over = until_signal()
-    flwr, secret, port = home.folder / "flwr", secrets.token_hex(32).encode(), free_port()
+    flwr, secret = home.folder / "flwr", secrets.token_hex(32).encode()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # any that is free
+        port = probe.getsockname()[1]
     words = [
         *("--superlink", home.server, "--root-certificates", str(home.folder / "ca.pem")),
         *("--auth-supernode-private-key", str(home.folder / "client.key")),
@@ -77,10 +76,3 @@ def serve_site(home: SiteFolder, app: ClientApp) -> None:
         log.info("client %d: for the server at %s", home.client, home.server)
         with ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,31 +8,30 @@ app/              the Flower app, which only names fedtailor.flower.app
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat, load_pem_private_key
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..base.errors import UserError, explain
+from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.version import __version__
+from ..settings.keys import checked
 from . import pki
 
 TEMPLATES = files(__package__) / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class DeploymentConfig(BaseModel):
-    """federation.toml."""
-
+class DeploymentConfig(BaseModel):  # federation.toml
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: str = __version__
     hosts: tuple[str, ...]  # the sites use the first
@@ -58,7 +57,8 @@ class DeploymentConfig(BaseModel):
 
 
 def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, control: int = 9093) -> None:
-    config = checked({"hosts": hosts, "port": port, "control": control, "clients": clients})
+    given = {"hosts": hosts, "port": port, "control": control, "clients": clients}
+    config = checked(DeploymentConfig, given, "")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -102,7 +102,7 @@ def read(folder: Path) -> DeploymentConfig:
     if not path.is_file():
         raise UserError(f"{folder} is no federation: it has no federation.toml; make one with fedtailor flower init")
     try:
-        return checked(tomllib.loads(path.read_text()), f"{path}: ")
+        return checked(DeploymentConfig, tomllib.loads(path.read_text()), f"{path}: ")
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not readable: {error}") from error
 
@@ -110,13 +110,6 @@ def read(folder: Path) -> DeploymentConfig:
 def save(folder: Path, config: DeploymentConfig) -> None:
     head = (TEMPLATES / "federation.toml").read_text("utf-8")
     put(folder / "federation.toml", (head + tomli_w.dumps(config.model_dump())).encode())
-
-
-def checked(values: Mapping[str, Any], where: str = "") -> DeploymentConfig:
-    try:
-        return DeploymentConfig.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, where)) from error
 
 
 def certify(folder: Path, ca: pki.Certified, config: DeploymentConfig) -> None:

@@ -17,7 +17,9 @@ from ..remote.engine import Received
 KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
 DATA = "data"
 PIECE = 4 << 20  # bytes of a message that are sent at once
+TTL = 86400.0  # seconds
 GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}
+NumberOf = Callable[[NodeInfo], int | None]  # which client a node is, if one of ours
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -62,14 +64,9 @@ class Sent(NamedTuple):
 class GridTransport:
     """Nodes have numbers of Flower's making; which client a node is, its key says or the node itself."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        number: Callable[[NodeInfo], int | None] | None = None,
-        limit: float = math.inf,  # bytes of a reply
-        ttl: float = 86400.0,  # seconds
-    ) -> None:
-        self.grid, self.number, self.limit, self.ttl = grid, number, limit, ttl
+    def __init__(self, grid: Grid, number: NumberOf | None = None, limit: float = math.inf) -> None:
+        """`limit`: bytes of a reply."""
+        self.grid, self.number, self.limit = grid, number, limit
         self.nodes: dict[int, NodeInfo] = {}  # that are online
         self.client_of: dict[int, int] = {}  # node → client
         self.asked: set[int] = set()  # nodes that were asked who they are
@@ -93,7 +90,7 @@ class GridTransport:
 
     def push(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
         for node, content in data.items():
-            message = Message(wrap(content), node, kind, ttl=self.ttl, group_id=str(round_ + 1))
+            message = Message(wrap(content), node, kind, ttl=TTL, group_id=str(round_ + 1))
             for name in self.grid.push_messages([message]):
                 self.sent[name] = Sent(kind, node, self.nodes[node].last_activated_at)
 

@@ -161,8 +161,6 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class RoundLog(Callback):
-    """A line for the log after every round."""
-
     name: str
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
@@ -174,7 +172,7 @@ class RoundLog(Callback):
         log.info("%s", told)
 
 
-def run_server(deployment: Deployment, listen: str = "127.0.0.1", limit_mb: int = 300) -> None:
+def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:
     """Serve until a signal ends it."""
     with FolderLock(deployment.folder, "server"):
         Coordinator(deployment, listen, limit_mb).serve()

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..base.errors import UserError
 from ..base.files import is_locked
 from ..base.polling import Backoff
-from ..runs.execute import SILENT, Callback
+from ..runs.execute import Callback
 from .deployment import FAILURE, Deployment
 
 
@@ -39,7 +39,7 @@ def state_of(deployment: Deployment, name: str) -> str:
     return "finished" if (folder / "result.json").is_file() else "stopped"
 
 
-def follow(deployment: Deployment, name: str, progress: Callback = SILENT) -> dict[str, Any]:
+def follow(deployment: Deployment, name: str, progress: Callback) -> dict[str, Any]:
     """Watch a run until it is over. Returns its summary; an error if it failed or was stopped."""
     if not is_locked(deployment.folder):
         Console(stderr=True).print("the server is not running; the run begins when it is started", style="yellow")
@@ -63,7 +63,6 @@ def follow(deployment: Deployment, name: str, progress: Callback = SILENT) -> di
 
 
 def collect(deployment: Deployment) -> dict[str, Any]:
-    """Sites and runs, as data."""
     sites, up = deployment.sites(), is_locked(deployment.folder)
     try:
         nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info

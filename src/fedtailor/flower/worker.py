@@ -60,7 +60,6 @@ class Runtime:
         return RuntimeHttpClient.from_server_address(address, root is None, root, both, retry_invoker=retry)
 
     def acquire(self) -> FlowerTask | None:
-        """The next task, if there is one."""
         found = self.control.AcquireTask(api.AcquireTaskRequest(supported_task_types=[self.kind]))
         return FlowerTask(found.task.run_id, found.token) if found.HasField("task") and found.token else None
 

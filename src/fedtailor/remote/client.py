@@ -63,7 +63,6 @@ class Session:
 
 
 def simulated_session(experiment: Experiment, k: int) -> Session:
-    """A simulated client's part of an experiment."""
     truths = experiment.federation.dataset.train.labels
     mine = None if truths is None else truths[experiment.federation.shares[k].train]
     tests = experiment.tests.of_client(k)

@@ -35,7 +35,6 @@ def result_table(summary: dict[str, Any]) -> Table:
 
 
 def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
-    """How good a labeler's labels were at the end."""
     right = "none" if found["accuracy"] is None else f"{found['accuracy']:.1f}%"
     return f"pseudo-labels by {labeler}: {right} right; {found['labelled']} of {found['samples']} pictures have one"
 

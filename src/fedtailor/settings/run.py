@@ -60,9 +60,7 @@ class Chosen(Generic[T]):
         """Its settings; of joined tuners, a group of them for each."""
         if isinstance(self.value, Join):
             return {name: part.model_dump() for name, part in zip(self.name.split("+"), self.value.parts, strict=True)}
-        if not isinstance(self.value, BaseModel):
-            return {}
-        return self.value.model_dump(exclude={"local"} if isinstance(self.value, Method) else None, exclude_none=True)
+        return self.value.model_dump(exclude={"local"}, exclude_none=True) if isinstance(self.value, BaseModel) else {}
 
 
 class Strict(BaseModel):
@@ -172,7 +170,6 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
     layers += [entry.when.get((of, chosen), {}) for of in ("", str(preset or "default"))]
     first = {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition}
     own = {f"method.{short}": f"method.{full}" for short, full in entry.method.short.items()}
-    own |= {"local.carry": "method.carry"} if "carry" in entry.method.model_fields else {}  # its name in 0.1.0
     last = {own.get(key, partition_key(key, partition)): value for key, value in given.items()}
     document: dict[str, Any] = {}
     for layer in (first, *layers, last):
@@ -228,15 +225,14 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     path = Path(run.backbone.name).expanduser()
     backbone = str(path.absolute()) if run.backbone.name != BUNDLED and path.exists() else run.backbone.name
     root = str(Path(run.data.root).expanduser().absolute()) if run.data.root else ""
-    return run.model_copy(
-        update={
-            "rounds": run.rounds if entry.method.trains else 0,
-            "threads": run.threads or torch.get_num_threads(),
-            "record": choose(run.record, run.method.value, given=run.labels.name == GIVEN),
-            "backbone": run.backbone.model_copy(update={"name": backbone}),
-            "data": run.data.model_copy(update={"name": absolute_data(run.data.name), "root": root}),
-        }
-    )
+    resolved = {
+        "rounds": run.rounds if entry.method.trains else 0,
+        "threads": run.threads or torch.get_num_threads(),
+        "record": choose(run.record, run.method.value, given=run.labels.name == GIVEN),
+        "backbone": run.backbone.model_copy(update={"name": backbone}),
+        "data": run.data.model_copy(update={"name": absolute_data(run.data.name), "root": root}),
+    }
+    return run.model_copy(update=resolved)
 
 
 def absolute_data(name: str) -> str:
@@ -267,32 +263,17 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
 
 
-# Settings of 0.1.0 that only the released variants of methods still have, with the value that meant nothing.
-ONLY_RELEASED = {
-    "local.carry": "no",
-    "method.against": "text",
-    "method.tau": 0.1,
-    "method.draws": 1,
-    "method.sequential": False,
-    "method.schedule": "two-phase",
-}
-
-
 def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
-    """The run of a run.toml, with other settings where they are given. One that 0.1.0 wrote can be run again."""
+    """The run of a run.toml, with other settings where they are given."""
     document = read_document(path)
-    about = document.pop("about", {})
-    keys = with_changes(document, settings or {})
-    if str(about.get("version", "")).startswith("0.1."):
-        name, entry = find_method(keys["method.name"])
-        own = set(fields_of(entry.method, "method"))
-        for key, value in ONLY_RELEASED.items():
-            if key in keys and key not in own and keys.pop(key) != value:
-                raise UserError(f"{path} is of 0.1.0: its {key} is now a setting of {name}-released; run that instead")
-    return make_run(settings=keys)
+    if str(document.pop("about", {}).get("version", "")).startswith("0.1."):
+        raise UserError(f"{path} is of fedtailor 0.1, some of whose keys are gone; write its settings anew")
+    return make_run(settings=with_changes(document, settings or {}))
 
 
 # --- which keys there are -------------------------------------------------------------------------------------------
+
+ONLY_RELEASED = {f"method.{key}" for key in ("carry", "against", "tau", "draws", "sequential", "schedule")}
 
 
 def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str, type[BaseModel]]:
@@ -304,7 +285,7 @@ def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str
     short += [key.replace("data.partition.", "data.") for key in known if key.startswith("data.partition.")]
     short += [f"method.{key}" for key in entry.method.short]
     for key in flat(document):
-        if key in ONLY_RELEASED and key not in known:
+        if key in ONLY_RELEASED - known:
             raise UserError(f"{key}: only what released codes do has it; take preset=released, or fedavg-released")
         if key not in known and key not in groups:
             raise unknown("key", key, [*known, *short], f"fedtailor show {name}")
