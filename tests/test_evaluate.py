@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ from fedtailor.data.groups import Groups
 from fedtailor.evaluation import testing
 from fedtailor.evaluation.testing import personal_theta, score_client, score_clients, score_shared, score_zero_shot
 from fedtailor.simulation.build import Experiment
-from fedtailor.simulation.engine import make_engine
 from world import dataset, world
 
 
@@ -78,19 +77,48 @@ def count_texts(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> list
 
 
 def test_text_is_encoded_once_an_evaluation(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many chunks: once for the server, once for each client, and for nobody with the next parameters' text."""
+    """However many chunks: once for the server, once for each client with parameters of its own, once for all others
+    together, and for nobody with the next parameters' text."""
     monkeypatch.setattr(testing, "CHUNK_BYTES", 1)
     calls = count_texts(monkeypatch, experiment)
     server = replace(experiment.job.first_server(), params=some_theta(experiment, 1))
     first = score_shared(experiment.job, server, experiment.tests)
     assert len(calls) == 1
-    clients = make_engine(experiment).clients
+    clients = {k: ClientState(tuned=some_theta(experiment, 3 + k)) for k in (0, 2)}
     score_clients(experiment.job, server, clients, experiment.tests)
-    assert len(calls) == 1 + len(clients)
-    other = score_shared(experiment.job, replace(server, params=some_theta(experiment, 2)), experiment.tests)
     assert len(calls) == 2 + len(clients)
+    other = score_shared(experiment.job, replace(server, params=some_theta(experiment, 2)), experiment.tests)
+    assert len(calls) == 3 + len(clients)
     assert other.per_class != first.per_class
     assert score_shared(experiment.job, server, experiment.tests) == first
+
+
+def test_clients_without_a_state_are_tested_together(experiment: Experiment) -> None:
+    """Every client's score is what it would be alone: own parameters, a cluster's, or the server's; in any pieces."""
+    server = replace(experiment.job.first_server(), params=some_theta(experiment, 1))
+    clients = {1: ClientState(tuned=some_theta(experiment, 2))}
+    expected = [
+        score_client(experiment.job, server, k, clients.get(k, ClientState()), experiment.tests) for k in range(4)
+    ]
+    assert list(score_clients(experiment.job, server, clients, experiment.tests)) == expected
+    assert len({found.per_class for found in expected}) > 2
+
+    def backwards(asked: Sequence[testing.Ask]) -> list[Indices]:
+        return [ask() for ask in reversed(asked)][::-1]
+
+    assert list(score_clients(experiment.job, server, clients, experiment.tests, backwards)) == expected
+
+
+def test_a_cluster_without_a_state_has_its_own_model() -> None:
+    """A client that is in a cluster is sent the cluster's copy, whether or not it has a state."""
+    experiment = world("capt", "coupled+class_prompt")
+    start, rng = experiment.job.first_server(), generator(5)
+    copy = {"class.ctx": torch.randn(start.params["class.ctx"].shape, generator=rng)}
+    members = {k: k for k in range(3)}
+    server = replace(start, clusters={"similar": dict.fromkeys(members, copy)}, cluster_of={"similar": members})
+    found = score_clients(experiment.job, server, {}, experiment.tests)
+    assert list(found) == [score_client(experiment.job, server, k, ClientState(), experiment.tests) for k in range(4)]
+    assert list(found)[:3] != list(score_clients(experiment.job, start, {}, experiment.tests))[:3]
 
 
 def test_training_remembers_no_text(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def refused(folder: Path) -> str:
 def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
     """The files that runs/folder.py names, no half-written one, and no client state outside of state/."""
     assert {p.name for p in finished.iterdir()} - {".lock"} == {
-        "run.toml", "rounds.jsonl", "clients.jsonl", "checkpoint.json", "state", "result.json",
+        "run.toml", "rounds.jsonl", "clients.jsonl", "states.jsonl", "checkpoint.json", "state", "result.json",
     }  # fmt: skip
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rounds] == [1, 2, 3]
@@ -61,8 +61,10 @@ def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
     steps = [json.loads(line) for line in (finished / "clients.jsonl").read_text().splitlines()]
     assert [(v["round"], v["client"]) for v in steps] == [(t, k) for t in range(3) for k in rounds[t]["cohort"]]
     assert all(rounds[t]["bytes_up"] == sum(v["bytes_up"] for v in steps if v["round"] == t) > 0 for t in range(3))
-    named = json.loads((finished / "checkpoint.json").read_text())["hashes"]
-    assert {p.name for p in (finished / "state").iterdir()} == set(named)
+    lines = [json.loads(line) for line in (finished / "states.jsonl").read_text().splitlines()]
+    last = {line["client"]: line["name"] for line in lines}
+    server = json.loads((finished / "checkpoint.json").read_text())["server"]
+    assert {p.name for p in (finished / "state").iterdir()} == {server, *last.values()}
     about = tomllib.loads((finished / "run.toml").read_text())["about"]
     assert about["version"] == fedtailor.__version__
     assert set(about) == {"version", "backbone", "train_data", "test_data"}

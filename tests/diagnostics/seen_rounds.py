@@ -14,7 +14,8 @@ def seen_round(experiment: Experiment, number: int = 1) -> RoundView:
     engine, server = make_engine(experiment), experiment.job.first_server()
     engine.trace = []
     while True:
-        before, clients = server, dict(engine.clients)
+        engine.clients.commit()
+        before, clients = server, engine.clients.before()
         engine.trace.clear()
         server, cohort = run_round(experiment, server, engine)
         if server.round == number:

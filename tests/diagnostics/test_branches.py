@@ -67,7 +67,7 @@ def test_a_personal_branch_that_says_less() -> None:
             return l_G, -l_G / 2
 
     local = {"local.text.ctx": seen.job.start["local.text.ctx"]}
-    clients = {k: ClientState(local) for k in seen.clients}
+    clients = {k: ClientState(local) for k in range(4)}
     job = replace(seen.job, method=Quiet(**dict(method)))
     found = branches(replace(seen, job=job, clients=clients))
     assert found is not None

@@ -158,18 +158,19 @@ def test_the_trace_is_kept_only_for_a_record(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_round_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the loop hands over as the state before a round is that after the one before, at server and clients."""
-    given: list[tuple[RoundView, dict[int, ClientState]]] = []
+    given: list[tuple[RoundView, dict[int, ClientState], dict[int, ClientState]]] = []
 
     def listening(names: object, seen: RoundView) -> dict[str, Any]:
-        given.append((seen, dict(seen.clients)))
+        given.append((seen, {k: seen.clients_before[k] for k in range(4)}, {k: seen.clients[k] for k in range(4)}))
         return {}
 
     monkeypatch.setattr("fedtailor.simulation.loop.measure", listening)
     list(train(world("fedavg", "text_prompt", record="drift")))
-    for (last, ended), (seen, _) in pairwise(given):
+    for (last, _, ended), (seen, began, now) in pairwise(given):
         assert seen.before is last.after
-        assert all(seen.clients_before[k] is ended[k] for k in ended)
-        assert all(seen.clients_before[k] is not seen.clients[k] for k in seen.cohort)
+        assert all(began[k] == ended[k] for k in range(4))
+        assert all((began[k] is ended[k]) == (k in last.clients) for k in last.cohort)
+        assert all(began[k] is not now[k] for k in seen.cohort)
         assert seen.before.round + 1 == seen.after.round
 
 

@@ -157,7 +157,11 @@ def rounds(experiment: Experiment) -> list[Params]:
         found.append(
             {
                 **server.params,
-                **{f"client{k}": c.local.get("local.text.ctx", torch.empty(0)) for k, c in engine.clients.items()},
+                **{
+                    f"client{k}": c.local.get("local.text.ctx", torch.empty(0))
+                    for k in range(4)
+                    for c in [engine.clients[k]]
+                },
             }
         )
     return found

@@ -85,7 +85,7 @@ class RunFolder:
         if about.get("version") != __version__:
             raise UserError(
                 f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
-                "its numbers would not continue exactly, so run it again from its run.toml in a new folder"
+                "its numbers would not continue exactly, so run it anew, in a new folder"
             )
         store = cls(folder)
         store.lock.acquire()
