@@ -18,6 +18,7 @@ from fedtailor.core.method import Method
 from fedtailor.core.model import Model, Tuner, Words
 from fedtailor.core.optim import LocalTraining
 from fedtailor.core.types import Batch, Params
+from torch_optimisers import torch_optimiser
 
 GOLDEN = Path(__file__).parent / "golden"
 SOS, EOT = 598, 599
@@ -85,7 +86,7 @@ def close_gradient(ours: Tensor, theirs: Tensor) -> None:
 def follow(case: GoldenCase, method: Method, theta: Params, steps: int = 2) -> Iterator[tuple[Params, Params]]:
     """The gradient on the golden batch, and the parameters after a step along it with the family's SGD; twice."""
     now = {name: value.clone().requires_grad_() for name, value in theta.items()}
-    optimiser, gradient = LocalTraining().make(list(now.values())), method.gradient(case.model, theta)
+    optimiser, gradient = torch_optimiser(LocalTraining(), list(now.values())), method.gradient(case.model, theta)
     for _ in range(steps):
         grads = gradient(now, case.batch)
         for name, value in now.items():

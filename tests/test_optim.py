@@ -19,6 +19,7 @@ from fedtailor.client.features import CachedFeatures
 from fedtailor.core.optim import LocalTraining, gradient_of, optimise
 from fedtailor.core.types import Batch, Params
 from fedtailor.methods.released.fedavg import ReleasedFedAvg
+from torch_optimisers import torch_optimiser
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -87,6 +88,41 @@ def test_adam_and_adamw(optimiser: str) -> None:
     found = [after(n, **settings) for n in (1, 2, 3)]
     assert found == pytest.approx([adam(n, 0.2, optimiser == "adamw") for n in (1, 2, 3)], rel=1e-9)
     assert adam(3, 0.2, True) != pytest.approx(adam(3, 0.2, False), rel=1e-3)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])
+def test_equal_to_torchs_own_to_the_bit(optimiser: str, clip: float) -> None:
+    """Two tensors, one of which has no gradient in some steps, over several steps and rates."""
+    settings = {
+        "optimiser": optimiser,
+        "lr": 0.1,
+        "weight_decay": 0.01,
+        "clip": clip,
+        "schedule": "cosine",
+        "epochs": 2,
+    }
+    local = LocalTraining.model_validate(settings)
+    rng = generator(3)
+    start = {"w": torch.randn(4, 3, generator=rng), "b": torch.randn(3, generator=rng)}
+
+    def loss(theta: Params, batch: Batch) -> Tensor:
+        x = torch.full((2, 4), float(batch.index[0] + 1))
+        return ((x @ theta["w"] + (theta["b"] if batch.index[0] % 2 else 0)).tanh() - 0.3).square().sum()
+
+    found = optimise(gradient_of(loss), start, Steps(3), local, 0, generator(0))
+    now = {name: value.clone().requires_grad_() for name, value in start.items()}
+    reference = torch_optimiser(local, list(now.values()))
+    for epoch in range(2):
+        reference.param_groups[0]["lr"] = local.rate(0, epoch)
+        for batch in Steps(3).batches(1, False, generator(0)):
+            reference.zero_grad()
+            loss(now, batch).backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(now.values(), clip)
+            reference.step()
+    for name, value in now.items():
+        torch.testing.assert_close(found[name], value.detach(), rtol=0, atol=1e-6 if clip else 0)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])

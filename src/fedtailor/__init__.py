@@ -8,6 +8,7 @@ print(result.summary["zero_shot"]["overall"], result.summary["global"]["overall"
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from .runs.execute import Callback, resume, run
     from .runs.result import Result
     from .settings.run import Run, make_run
+
+# OpenMP's threads spin while they wait, unless told otherwise before torch loads them: beside another busy process, a
+# step then takes ten times its CPU time. Whoever sets the variable knows better.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Where each public name lives. They are fetched when first asked for: importing torch takes seconds, and neither
 # `fedtailor --help` nor a progress display should have to wait for it.

@@ -26,6 +26,7 @@ from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
 from golden_numbers import GoldenCase, close, close_gradient, golden
 from tiny import RESNET
+from torch_optimisers import torch_optimiser
 from world import make_tuner, world
 
 NAMES = {
@@ -72,7 +73,7 @@ def test_released_steps() -> None:
     """Two steps of SGD on the same batch; the released mask comes too late to matter, so every class has moved."""
     g, (case, theta, inbox) = golden("capt_model_g1c3"), golden_case()
     now = {n: v.clone().requires_grad_() for n, v in theta.items()}
-    optimiser = RELEASED.local.make(list(now.values()))
+    optimiser = torch_optimiser(RELEASED.local, list(now.values()))
     for step, key in ((1, "after_1_step"), (2, "after_2_steps")):
         found = RELEASED.gradient(case.model, inbox)(now, case.batch)
         for name, value in now.items():

@@ -20,6 +20,7 @@ from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
 from golden_numbers import GoldenCase, close, close_gradient, golden
+from torch_optimisers import torch_optimiser
 from world import make_tuner, world
 
 
@@ -138,7 +139,7 @@ def test_golden_models(file: str, tuner: str, options: dict[str, Any], align: st
             close_gradient(found, g[f"{key}.{name}"])
     method = FedPuReL(align=align)  # type: ignore[arg-type]
     found = method.gradient(case.model, {})(theta, case.batch)
-    optimiser = method.local.make(leaves)
+    optimiser = torch_optimiser(method.local, leaves)
     for ours in names:
         theta[f"global.{ours}"].grad = found[f"global.{ours}"]
     optimiser.step()

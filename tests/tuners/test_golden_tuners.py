@@ -7,6 +7,7 @@ import torch
 from fedtailor.core.model import Model
 from fedtailor.core.optim import LocalTraining
 from golden_numbers import GoldenCase, close, close_gradient, golden, golden_clip, golden_words
+from torch_optimisers import torch_optimiser
 from world import make_tuner
 
 
@@ -32,7 +33,7 @@ def test_fedcopl_steps_with_cosine_rates() -> None:
     local = LocalTraining(epochs=20, lr=0.1, weight_decay=0.05, schedule="cosine")
     now = {"text.ctx": g["input.text_ctx"].clone(), "visual.ctx": g["input.visual_ctx"].clone()}
     leaves = list(now.values())
-    optimiser = local.make(leaves)
+    optimiser = torch_optimiser(local, leaves)
     for epoch in (0, 1, 19):
         _, grads = case.gradients(now)
         optimiser.param_groups[0]["lr"] = local.rate(0, epoch)
@@ -145,7 +146,7 @@ def test_coop_context_through_the_model() -> None:
         (key,) = case.model.init(torch.Generator())
         now = {key: g[f"{prefix}.ctx"].clone()}
         close(case.logits(now), g[f"{prefix}.logits"])
-        optimiser = LocalTraining().make(list(now.values()))
+        optimiser = torch_optimiser(LocalTraining(), list(now.values()))
         for step in (1, 2):
             _, grads = case.gradients(now)
             now[key].grad = grads[key]

@@ -26,6 +26,7 @@ from fedtailor.tuners.meta_prompt import MetaPrompt, shift
 from fedtailor.tuners.text_prompt import TextPrompt
 from golden_numbers import GoldenCase, close, close_gradient, golden
 from tiny import RESNET, VIT
+from torch_optimisers import torch_optimiser
 from world import NAMES, checkpoint
 
 WIDE = replace(VIT, text_width=96, text_layers=6)
@@ -75,7 +76,7 @@ def test_golden_cocoop() -> None:
     start = case.model.init(torch.Generator())
     assert {n: v.shape for n, v in now.items()} == {n: v.shape for n, v in start.items()}
     close(case.logits(now), g["logits"])
-    optimiser = LocalTraining().make(list(now.values()))
+    optimiser = torch_optimiser(LocalTraining(), list(now.values()))
     for step in (1, 2):
         loss, grads = case.gradients(now)
         for ours, theirs in names.items():

@@ -66,14 +66,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(-3, -2)
 
 
+def normal(*shape: int, std: float) -> nn.Parameter:
+    """Drawn at random, unless it only holds the place of weights that are loaded: that would import half of torch."""
+    values = torch.empty(shape)
+    return nn.Parameter(values if values.is_meta else values.normal_(std=std))
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_weight = normal(3 * width, width, std=width**-0.5)
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
         self.out_proj = nn.Linear(width, width)
-        nn.init.normal_(self.in_proj_weight, std=width**-0.5)
 
     def project(self, x: Tensor, which: str, deltas: LayerDeltas) -> Tensor:
         """q, k or v of x: (…, L, W) → (…, L, H, d)."""

@@ -17,7 +17,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Block, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at
+from .block import NO_DELTAS, Block, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, normal
 
 TOKEN, SHARED, OWN = "token", "shared", "own"
 # (TOKEN, id): a frozen token · (SHARED, m): the m-th learned row, the same for all classes · (OWN, m): each class's own
@@ -152,14 +152,11 @@ class TextTower(nn.Module):
     def __init__(self, embed: int, context: int, vocab: int, width: int, layers: int, heads: int, act: str) -> None:
         super().__init__()
         self.width, self.context = width, context
-        self.token_embedding = nn.Embedding(vocab, width)
-        self.positional_embedding = nn.Parameter(torch.empty(context, width))
+        self.token_embedding = nn.Embedding(vocab, width, _weight=normal(vocab, width, std=0.02))
+        self.positional_embedding = normal(context, width, std=0.01)
         self.transformer = Transformer(width, layers, heads, act)
         self.ln_final = nn.LayerNorm(width)
-        self.text_projection = nn.Parameter(torch.empty(width, embed))
-        nn.init.normal_(self.token_embedding.weight, std=0.02)
-        nn.init.normal_(self.positional_embedding, std=0.01)
-        nn.init.normal_(self.text_projection, std=width**-0.5)
+        self.text_projection = normal(width, embed, std=width**-0.5)
 
     def leave(self, x: Tensor) -> Tensor:
         return torch.matmul(self.ln_final(x), self.text_projection)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear, split
+from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear, normal, split
 
 EMBEDDED = -1  # the prompt layer before ln_pre; for a ResNet, the feature map before its attention pool
 
@@ -78,12 +78,12 @@ class VisionTransformer(ImageTower):
         self.layers, self.prompt_width, self.width = layers, width, width
         self.stages = ("pixels", "embedded", *(f"block{i}" for i in range(1, layers)), "features", "patches")
         self.conv1 = nn.Conv2d(3, width, patch, stride=patch, bias=False)
-        self.class_embedding = nn.Parameter(width**-0.5 * torch.randn(width))
-        self.positional_embedding = nn.Parameter(width**-0.5 * torch.randn((image_size // patch) ** 2 + 1, width))
+        self.class_embedding = normal(width, std=width**-0.5)
+        self.positional_embedding = normal((image_size // patch) ** 2 + 1, width, std=width**-0.5)
         self.ln_pre = nn.LayerNorm(width)
         self.transformer = Transformer(width, layers, heads, act)
         self.ln_post = nn.LayerNorm(width)
-        self.proj = nn.Parameter(width**-0.5 * torch.randn(width, embed))
+        self.proj = normal(width, embed, std=width**-0.5)
 
     def embed(self, pixels: Tensor) -> Tensor:
         patches = self.conv1(pixels).flatten(2).transpose(1, 2)
@@ -141,7 +141,7 @@ class AttentionPool(nn.Module):
     def __init__(self, side: int, width: int, heads: int, embed: int) -> None:
         super().__init__()
         self.heads = heads
-        self.positional_embedding = nn.Parameter(torch.randn(side**2 + 1, width) / width**0.5)
+        self.positional_embedding = normal(side**2 + 1, width, std=width**-0.5)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.c_proj = nn.Linear(width, embed)
 

@@ -1,12 +1,15 @@
-"""Local optimisation over a Params dict: torch's own optimisers, made anew for every client and round."""
+"""Local optimisation over a Params dict, begun anew for every client and round."""
 
 import math
 from collections.abc import Callable, Collection
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from .types import Batch, Options, Params, Samples
 
@@ -49,11 +52,34 @@ class LocalTraining(Options):
             return self.lr * self.gamma ** (at // self.step)
         return self.lr
 
-    def make(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
-        if self.optimiser == "sgd":
-            return torch.optim.SGD(leaves, self.lr, self.momentum, 0, self.weight_decay, self.nesterov)
-        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
-        return kind(leaves, self.lr, self.betas, self.eps, self.weight_decay)
+
+class Optimiser:
+    """SGD, Adam or AdamW over a Params dict, in place, by torch's functions for them: its classes take a second to
+    import what they do not need here."""
+
+    def __init__(self, local: LocalTraining, theta: Params, velocity: Params | None = None) -> None:
+        self.local, self.theta = local, theta
+        self.velocity: dict[str, Tensor | None] = {
+            name: value.clone().to(theta[name].device) for name, value in (velocity or {}).items()
+        }
+        self.moments: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # of adam: m, v, number of steps
+
+    @torch.no_grad()
+    def step(self, grads: Params, lr: float) -> None:
+        names, local = [name for name in self.theta if name in grads], self.local
+        leaves, slopes = [self.theta[name] for name in names], [grads[name] for name in names]
+        common: dict[str, Any] = {"lr": lr, "weight_decay": local.weight_decay, "maximize": False}
+        if local.optimiser == "sgd":
+            buffers = [self.velocity.get(name) for name in names]
+            sgd(leaves, slopes, buffers, momentum=local.momentum, dampening=0, nesterov=local.nesterov, **common)
+            self.velocity.update(zip(names, buffers, strict=True))
+            return
+        for name, value in zip(names, leaves, strict=True):
+            if name not in self.moments:
+                self.moments[name] = torch.zeros_like(value), torch.zeros_like(value), torch.tensor(0.0)
+        m, v, steps = (list(column) for column in zip(*(self.moments[name] for name in names), strict=True))
+        (beta1, beta2), run = local.betas, adam if local.optimiser == "adam" else adamw
+        run(leaves, slopes, m, v, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, eps=local.eps, **common)
 
 
 def gradients(loss: Tensor, theta: Params, retain_graph: bool = False) -> Params:
@@ -80,21 +106,19 @@ def optimise(
     """Where an optimiser gets to from theta, which stays as it was, by a gradient over a client's batches. `velocity`
     is sgd's momentum to begin with, and holds the last one afterwards."""
     now = {name: value.detach().clone().requires_grad_(name not in fixed) for name, value in theta.items()}
-    leaves = [value for value in now.values() if value.requires_grad]
-    optimiser = local.make(leaves)
-    for name, value in (velocity or {}).items():
-        optimiser.state[now[name]]["momentum_buffer"] = value.clone().to(now[name].device)
+    optimiser = Optimiser(local, now, velocity)
     for epoch in range(local.epochs):
-        for group in optimiser.param_groups:
-            group["lr"] = local.rate(round_, epoch)
+        rate = local.rate(round_, epoch)
         for batch in data.batches(local.batch, local.drop_last, rng):
             grads = gradient(now, batch)
-            for name, value in now.items():
-                value.grad = grads.get(name)
-            if local.clip:
-                torch.nn.utils.clip_grad_norm_(leaves, local.clip)
-            optimiser.step()
+            optimiser.step(clipped(grads, local.clip) if local.clip else grads, rate)
     if velocity is not None:
-        buffers = {name: optimiser.state[value].get("momentum_buffer") for name, value in now.items()}
-        velocity |= {name: buffer for name, buffer in buffers.items() if buffer is not None}
+        velocity |= {name: buffer for name, buffer in optimiser.velocity.items() if buffer is not None}
     return {name: value.detach() for name, value in now.items()}
+
+
+def clipped(grads: Params, most: float) -> Params:
+    """Scaled down where their common norm is larger."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    return {name: g * factor for name, g in grads.items()}

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Each, Me, Method, Model, Params, Reply, Server, linear, log_prior, task_loss
+from ..core import Batch, Each, LocalTraining, Me, Method, Model, Params, Reply, Server, linear, log_prior, task_loss
+from ..core.optim import Optimiser, gradients
 
 RECTIFIED = "rectified."
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -88,12 +89,10 @@ class RUCR(Method):
             f = torch.cat([model.features(theta, view.x) for view in me.data.views()])
         x, y = mixed(model.put(me.inbox["directions"]), f, self.n, self.lam, me.rng)
         head = {name: theta[name].clone().requires_grad_() for name in ("head.weight", "head.bias")}
-        optimiser = torch.optim.SGD(head.values(), self.crt_lr)
+        optimiser = Optimiser(LocalTraining(momentum=0, weight_decay=0), head)
         for _ in range(self.crt_epochs):
             for i in torch.randperm(len(y), generator=me.rng).to(y.device).split(self.crt_batch):
-                optimiser.zero_grad()
-                F.cross_entropy(linear(head, "head", x[i]), y[i]).backward()
-                optimiser.step()
+                optimiser.step(gradients(F.cross_entropy(linear(head, "head", x[i]), y[i]), head), self.crt_lr)
         return Reply(rectified(head), weight=len(me.data))
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from .build import Experiment
 from .engine import Engine, Evaluation, StepLog
 from .workers import side_by_side
 
+PAYS = 0.01  # seconds: shorter steps are done one after the other, since threads would wait for Python's lock
+
 
 class LocalEngine(Engine):
     def __init__(
@@ -25,6 +27,7 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__(job, clients)
         self.data, self.threads = data, threads
+        self.seconds: dict[str, float] = {}  # what the last step of a pass took
 
     def __call__(
         self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Mapping[int, Params] | None = None
@@ -32,7 +35,8 @@ class LocalEngine(Engine):
         tasks, logged, traced = self.tasks(pass_, server, cohort, inbox), len(self.log), len(self.trace or ())
         # Those with most to do begin first, so that none is left alone at the end.
         order = sorted(tasks, key=lambda k: -len(self.data[k]))
-        replies = side_by_side([partial(self.step, pass_, k, tasks[k]) for k in order], self.threads)
+        threads = self.threads if self.seconds.get(self.job.pass_name(pass_), 1.0) > PAYS else 1
+        replies = side_by_side([partial(self.step, pass_, k, tasks[k]) for k in order], threads)
         self.log[logged:] = sorted(self.log[logged:], key=lambda step: step.client)
         if self.trace is not None:
             self.trace[traced:] = sorted(self.trace[traced:], key=lambda step: step.client)
@@ -42,7 +46,7 @@ class LocalEngine(Engine):
         began, before = time.perf_counter(), self.clients[k]
         packed, self.clients[k] = client_step(self.job, k, pass_, task, before, self.data[k])
         took, reply = round(time.perf_counter() - began, 4), decompressed(self.job, task, packed)
-        sizes = task.bytes, reply_bytes(packed)
+        self.seconds[task.pass_name], sizes = took, (task.bytes, reply_bytes(packed))
         self.log.append(StepLog(task.round, k, task.pass_name, len(self.data[k]), reply.weight, *sizes, took))
         if self.trace is not None:
             self.trace.append(StepTrace(k, task, reply, before, self.clients[k]))
