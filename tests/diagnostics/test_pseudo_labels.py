@@ -99,8 +99,8 @@ def test_every_record_and_the_summary() -> None:
     assert rows[-1]["pseudo"]["coverage"] == pytest.approx(100 * rows[-1]["pseudo"]["labelled"] / 45)
     score = next(iter(train(experiment))).shared
     assert score is not None
-    summary = summarise(experiment.run, (score, score), rows, None, 1.0, 1.0)
+    summary = summarise(experiment.run, (score, score), rows, None, 1.0, 1.0, "local")
     assert summary["pseudo_labels"] == rows[-1]["pseudo"]
     given = [record.row() for record in train(world("fedavg", "text_prompt"))]
     assert all(row["pseudo"] is None for row in given)
-    assert summarise(experiment.run, (score, score), [], None, 1.0, 1.0)["pseudo_labels"] is None
+    assert summarise(experiment.run, (score, score), [], None, 1.0, 1.0, "local")["pseudo_labels"] is None

@@ -28,7 +28,8 @@ def print_result(s: dict[str, Any], leak: bool = False) -> None:
     if leak:
         console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
     console.print(
-        f"{s['rounds']} rounds in {s['seconds']:.0f} s · up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
+        f"{s['rounds']} rounds in {s['seconds']:.0f} s ({s['engine']}, {s['threads']} threads) · "
+        f"up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
         f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
         highlight=False,
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 MATRICES = "qkvo"
 SCALE = {"quick_gelu": 1.702, "gelu": 1.0}
 Rng = torch.Generator | None  # for dropout; None: evaluation
+Rngs = Rng | tuple[Rng, ...]  # of several clients
 
 
 class LowRank(NamedTuple):
@@ -24,19 +25,27 @@ class LowRank(NamedTuple):
     dropout: float = 0.0
 
 
+class Several(NamedTuple):
+    """Deltas of several clients, each for its own part of the batch axis."""
+
+    parts: tuple[LowRank, ...]
+    sizes: tuple[int, ...]
+
+
 Deltas = Mapping[tuple[int, str], LowRank]  # (layer, "q" | "k" | "v" | "o") → its delta
+TowerDeltas = Mapping[tuple[int, str], LowRank | Several]
 NO_DELTAS: Deltas = {}
 
 
 class LayerDeltas(NamedTuple):
-    on: Mapping[str, LowRank] = {}  # by matrix
-    rng: Rng = None
+    on: Mapping[str, LowRank | Several] = {}  # by matrix
+    rng: Rngs = None
 
 
 NONE_HERE = LayerDeltas()
 
 
-def deltas_at(layer: int, deltas: Deltas, rng: Rng) -> LayerDeltas:
+def deltas_at(layer: int, deltas: TowerDeltas, rng: Rngs) -> LayerDeltas:
     return LayerDeltas({matrix: delta for (at, matrix), delta in deltas.items() if at == layer}, rng)
 
 
@@ -52,7 +61,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDel
     out, delta = F.linear(x, weight, bias), deltas.on.get(which)
     if delta is None:
         return out
-    return out + F.linear(F.linear(drop(x, delta.dropout, deltas.rng), delta.A), delta.B) * delta.scale
+    parts, sizes = delta if isinstance(delta, Several) else ((delta,), (len(x),))
+    rngs = deltas.rng if isinstance(deltas.rng, tuple) else (deltas.rng,) * len(parts)
+    low = [low_rank(*each) for each in zip(x.split(sizes), parts, rngs, strict=True)]
+    return out + (low[0] if len(low) == 1 else torch.cat(low))
+
+
+def low_rank(x: Tensor, delta: LowRank, rng: Rng) -> Tensor:
+    return F.linear(F.linear(drop(x, delta.dropout, rng), delta.A), delta.B) * delta.scale
 
 
 def split(x: Tensor, heads: int) -> Tensor:

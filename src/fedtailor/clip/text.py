@@ -17,7 +17,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Block, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, normal
+from .block import NO_DELTAS, Block, LayerDeltas, Rngs, Several, TowerDeltas, Transformer, attend, deltas_at, normal
 
 TOKEN, SHARED, OWN = "token", "shared", "own"
 # (TOKEN, id): a frozen token · (SHARED, m): the m-th learned row, the same for all classes · (OWN, m): each class's own
@@ -161,7 +161,7 @@ class TextTower(nn.Module):
     def leave(self, x: Tensor) -> Tensor:
         return torch.matmul(self.ln_final(x), self.text_projection)
 
-    def plain(self, ids: Tensor, embeddings: Tensor | None = None, deltas: Deltas = NO_DELTAS) -> Tensor:
+    def plain(self, ids: Tensor, embeddings: Tensor | None = None, deltas: TowerDeltas = NO_DELTAS) -> Tensor:
         """(C, L) token ids → (C, D) features, every token of every sentence. EOT is the largest id of a row.
 
         `embeddings` (C, L, W), if given, stand in for the tokens' own.
@@ -180,15 +180,17 @@ class TextTower(nn.Module):
         shared: Tensor | None = None,
         own: Tensor | None = None,
         deep: Mapping[int, Tensor] = NO_DEEP,
-        deltas: Deltas = NO_DELTAS,
-        rng: Rng = None,
+        deltas: TowerDeltas = NO_DELTAS,
+        rng: Rngs = None,
     ) -> Tensor:
-        """Features (C, D) of the sentences of a layout, or (N, C, D) if the learned rows have a leading axis N.
+        """Features (C, D) of the sentences of a layout, or (N, C, D) if the learned rows have a leading axis N,
+        or the deltas are N clients'.
 
         These are shared (M, W) and own (C, M, W); deep[i] (M, W) overwrites the shared ones at the input of layer i.
         """
         learned = [rows for rows in (shared, None if own is None else own.flatten(-3, -2)) if rows is not None]
-        x = self.lay(layout, learned)
+        clients = next((len(delta.sizes) for delta in deltas.values() if isinstance(delta, Several)), 0)
+        x = self.lay(layout, learned, clients)
         P, (C, L), last, keys = layout.prefix, layout.grid.shape, len(self.transformer) - 1, layout.keys
         for layer in range(last + 1):
             block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
@@ -204,12 +206,12 @@ class TextTower(nn.Module):
             prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], layout.causal)
             x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
         features = self.leave(x)
-        return features if any(rows.dim() == 3 for rows in learned) else features.squeeze(0)
+        return features if clients or any(rows.dim() == 3 for rows in learned) else features.squeeze(0)
 
-    def lay(self, layout: Layout, learned: Sequence[Tensor]) -> Tensor:
+    def lay(self, layout: Layout, learned: Sequence[Tensor], clients: int) -> Tensor:
         """Embeddings of all tokens, (N, P + T, W)."""
         table = [self.token_embedding(layout.ids), *learned]
-        N = max([len(rows) for rows in learned if rows.dim() == 3], default=1)
+        N = max([clients or 1, *(len(rows) for rows in learned if rows.dim() == 3)])
         rows = torch.cat([each.expand(N, -1, -1) for each in table], dim=1)
         if rows.shape[1] != len(layout.ids) + layout.shared + layout.classes * layout.own:
             raise ValueError(f"{layout.shared} shared and {layout.own} own rows are laid out, other shapes were given")

@@ -16,7 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .block import MATRICES, NO_DELTAS, Deltas, LayerDeltas, Rng, Transformer, attend, deltas_at, linear, normal, split
+from .block import (
+    MATRICES,
+    NO_DELTAS,
+    LayerDeltas,
+    Rngs,
+    TowerDeltas,
+    Transformer,
+    attend,
+    deltas_at,
+    linear,
+    normal,
+    split,
+)
 
 EMBEDDED = -1  # the prompt layer before ln_pre; for a ResNet, the feature map before its attention pool
 
@@ -24,7 +36,7 @@ EMBEDDED = -1  # the prompt layer before ln_pre; for a ResNet, the feature map b
 class Prompt(NamedTuple):
     """Learned tokens that enter at one layer's input."""
 
-    tokens: Tensor  # (M, W)
+    tokens: Tensor  # (M, W), or (B, M, W) if each picture has its own
     replace: bool = False  # overwrite the last M tokens instead of being appended
     keep: bool = True  # stay in the sequence behind that layer
 
@@ -51,8 +63,8 @@ class ImageTower(nn.Module):
         start: str = "pixels",
         stop: str = "features",
         prompts: Prompts = NO_PROMPTS,
-        deltas: Deltas = NO_DELTAS,
-        rng: Rng = None,
+        deltas: TowerDeltas = NO_DELTAS,
+        rng: Rngs = None,
     ) -> Tensor:
         begin, end = self.stages.index(start), self.stages.index(stop)
         if begin == end:
@@ -65,7 +77,7 @@ class ImageTower(nn.Module):
         """From pixels to the next stage."""
         raise NotImplementedError
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
         """From a stage behind the pixels to a later one."""
         raise NotImplementedError
 
@@ -90,7 +102,7 @@ class VisionTransformer(ImageTower):
         cls = self.class_embedding.to(patches.dtype).expand(len(pixels), 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positional_embedding
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
         if begin == 1:
             x = self.ln_pre(enter(x, prompts.get(EMBEDDED)))
         for layer in range(begin - 1, min(end - 1, self.layers)):
@@ -192,7 +204,7 @@ class ModifiedResNet(ImageTower):
             x = getattr(self, f"layer{i + 1}")(x)
         return x
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: Deltas, rng: Rng) -> Tensor:
+    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
         if EMBEDDED in prompts:
-            x = x + prompts[EMBEDDED].tokens.mean(dim=-2)[:, None, None]
+            x = x + prompts[EMBEDDED].tokens.mean(dim=-2)[..., None, None]
         return cast(Tensor, self.attnpool(x, self.stages[end] == "patches", deltas_at(0, deltas, rng)))

@@ -1,9 +1,10 @@
 """The vocabulary in which every method is written."""
 
+from .bend import Bend, Context
 from .initial import linear, linear_init, normal
 from .losses import log_prior, task_loss
 from .method import Method, TwoBranches, branch, even, resolve, weighted_mean
-from .model import Bend, Context, Model, Tuner
+from .model import Model, Tuner
 from .optim import Gradient, LocalTraining, gradient_of, gradients, optimise
 from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me, Params, Pass, Reply, Samples, Scope
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -16,47 +16,20 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..clip.block import Deltas, Rng
+from ..clip.block import Rng
 from ..clip.load import Checkpoint
 from ..clip.model import Clip
 from ..clip.text import Layout, Slot, arrange, pack, tokens
 from ..clip.tokenizer import Tokenizer
-from ..clip.vision import Prompts
+from .bend import PLAIN, Bend, Context
+from .calls import ImageCall, TextCall
+from .lockstep import ask
 from .types import Batch, Params, View
 
 CPU = torch.device("cpu")
 TEXT_BYTES = 256 << 20  # of text activations held at once where each image has sentences of its own
 ACTIVATIONS = 14  # numbers kept a token, layer and unit of width: q, k, v, 2 norms' inputs, 8 in the MLP, 1 in passing
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Context:
-    """The learned rows in a class's sentence: [SOS][shared][own][before][name][.][EOT]."""
-
-    shared: int = 0
-    own: int = 0
-    before: tuple[int, ...] = ()  # frozen tokens between the learned rows and the name
-    position: str = "end"  # of the name
-
-
-@dataclass(frozen=True)
-class Bend:
-    """Everything a tuner can do to CLIP, as values."""
-
-    shared: Tensor | None = None  # (M, W) context rows of all classes
-    own: Tensor | None = None  # (C, M, W) context rows of each class
-    deep: Mapping[int, Tensor] = field(default_factory=dict)  # layer → rows that overwrite the shared ones there
-    text_deltas: Deltas = field(default_factory=dict)
-    prompts: Prompts = field(default_factory=dict)  # tokens for the image tower
-    image_deltas: Deltas = field(default_factory=dict)
-    gates: tuple[Callable[[Tensor], Tensor], ...] = ()  # on image features
-    for_image: Callable[[Tensor], Tensor] | None = None  # (B, D) images → (B, M, W) context rows for each
-    net: Callable[[Tensor, Rng], Tensor] | None = None  # pixels → features, in place of CLIP's tower
-    head: Callable[[Tensor], Tensor] | None = None  # features → logits, in place of the class sentences
-
-
-PLAIN = Bend()
 
 
 class Tuner(BaseModel, ABC):
@@ -198,8 +171,7 @@ class Model:
             return (x[:, 0] if stop == "features" else x).float()
         if self.stage == stop:
             return x.float()
-        with self.cast():
-            return self.clip.vision(x, self.stage, stop, bend.prompts, bend.image_deltas, rng).float()
+        return ask(ImageCall(self.clip.vision, self.cast, x, self.stage, stop, bend, rng))
 
     def features(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, D), what a head reads; x is at this model's stage."""
@@ -235,13 +207,11 @@ class Model:
             if self.memo is not None:
                 self.memo[key] = found, theta  # theta is held so that no other tensor can get its ids
         parts = {} if found is None else dict(zip(tuned, found.split(self.classes), strict=True))
-        return {rows: parts.get(rows, self.zero_shot) for rows in sets}
+        plain = {rows: self.zero_shot for rows in sets if rows not in parts}
+        return {**parts, **plain}
 
     def tuned_text(self, layout: Layout, bend: Bend, rng: Rng = None) -> Tensor:
-        shared, own = bend.shared if layout.shared else None, bend.own if layout.own else None
-        with self.cast():
-            features = self.clip.text(layout, shared, own, bend.deep if layout.shared else {}, bend.text_deltas, rng)
-        return F.normalize(features.float(), dim=-1)
+        return F.normalize(ask(TextCall(self.clip.text, self.cast, layout, bend, rng)), dim=-1)
 
     def logits(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""

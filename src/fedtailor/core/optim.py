@@ -1,7 +1,10 @@
 """Local optimisation over a Params dict, begun anew for every client and round."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -11,6 +14,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from .lockstep import ask
 from .types import Batch, Options, Params, Samples
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -84,9 +88,31 @@ class Optimiser:
 
 def gradients(loss: Tensor, theta: Params, retain_graph: bool = False) -> Params:
     """By name. A FIXED parameter has none, and neither has one that this loss does not reach (allow_unused)."""
-    names = [name for name, value in theta.items() if value.requires_grad]
-    found = torch.autograd.grad(loss, [theta[n] for n in names], retain_graph=retain_graph, allow_unused=True)
-    return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+    return ask(GradientCall(loss, theta, retain_graph))
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCall:
+    """Several clients' losses share a graph where they went through a tower together: one backward pass for all."""
+
+    loss: Tensor
+    theta: Params
+    retain_graph: bool
+    key = ()
+
+    @property
+    def last(self) -> bool:
+        return not self.retain_graph
+
+    def answer(self, calls: Sequence[GradientCall]) -> list[Params]:
+        asked = [(i, name) for i, call in enumerate(calls) for name, v in call.theta.items() if v.requires_grad]
+        leaves, losses = [calls[i].theta[name] for i, name in asked], [call.loss for call in calls]
+        slopes = torch.autograd.grad(losses, leaves, retain_graph=self.retain_graph, allow_unused=True)
+        found: list[Params] = [{} for _ in calls]
+        for (i, name), slope in zip(asked, slopes, strict=True):
+            if slope is not None:
+                found[i][name] = slope
+        return found
 
 
 def gradient_of(loss: Callable[[Params, Batch], Tensor]) -> Gradient:

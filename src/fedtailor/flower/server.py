@@ -32,10 +32,11 @@ from ..base.files import FolderLock, write_atomic
 from ..base.polling import Backoff
 from ..client.job import ClientState
 from ..remote.engine import RemoteEngine, run_id
-from ..runs.execute import Callback, about, execute, threads
+from ..runs.execute import Callback, about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
+from ..simulation.workers import torch_threads
 from .deployment import Deployment
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
@@ -119,7 +120,7 @@ class Coordinator:
         if gone := [site for site in members if site not in keys]:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
-        with threads(run.threads):
+        with torch_threads(run.threads):
             began, experiment = time.perf_counter(), server_experiment(run)
             with self.started(name) as grid:
                 transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)

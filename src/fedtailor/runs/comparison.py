@@ -30,6 +30,7 @@ from ..evaluation.metrics import METRICS
 from ..report.comparison import markdown
 from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
+from ..simulation.workers import torch_threads
 from . import execute
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
 from .result import PARTS
@@ -111,7 +112,7 @@ def prepare(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallbac
     """Build every run once, so that mistakes show before the first run, and images are encoded in no row's time."""
     if not runs:
         return
-    with execute.threads(runs[0][1].threads):
+    with torch_threads(runs[0][1].threads):
         checkpoint = load(runs[0][1].backbone.name)
         seed = None
         for done, (row, run) in enumerate(runs):

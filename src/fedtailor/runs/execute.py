@@ -3,21 +3,20 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..evaluation.metrics import Score
 from ..evaluation.testing import score_zero_shot
 from ..settings.run import Run, make_run
+from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
+from ..simulation.workers import torch_threads
 from .folder import RunFolder
 from .result import Result, summarise
 
@@ -57,7 +56,7 @@ def run(
     began = time.perf_counter()
     if out is not None:
         RunFolder.check_free(Path(out))  # before the work of preparing, too
-    with threads(resolved.threads):
+    with torch_threads(resolved.threads):
         experiment = build(resolved, callback.on_progress)
         store = None if out is None else RunFolder.create(Path(out), resolved, about(experiment))
         return execute(experiment, store, False, began, callback)
@@ -67,7 +66,7 @@ def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Resul
     """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
     began = time.perf_counter()
     store, resolved, noted = RunFolder.reopen(Path(folder))
-    with threads(resolved.threads):
+    with torch_threads(resolved.threads):
         try:
             experiment = build(resolved, callback.on_progress)
             check_same(folder, experiment, noted)
@@ -75,17 +74,6 @@ def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Resul
             store.close()
             raise
         return execute(experiment, store, True, began, callback)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Sums in another number of threads are added up in another order, and differ in their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def about(experiment: Experiment) -> dict[str, str]:
@@ -148,7 +136,7 @@ def execute(
             before = sum(row["seconds"] for row in rows[: len(rows) - new])
         seconds = before + time.perf_counter() - began
         folder = store.folder if store else None
-        summary = summarise(experiment.run, zero_shot, rows, folder, seconds, peak_rss_mb())
+        summary = summarise(experiment.run, zero_shot, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
         if store:
             write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)

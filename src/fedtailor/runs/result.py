@@ -31,6 +31,7 @@ def summarise(
     folder: Path | None,
     seconds: float,
     peak: float,
+    engine: str,
 ) -> dict[str, Any]:
     tested = [row for row in rounds if row["global"] is not None]
     untuned = {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)}
@@ -43,6 +44,8 @@ def summarise(
         "backbone": run.backbone.name,
         "labels": run.labels.name,
         "seed": run.seed,
+        "engine": engine,
+        "threads": run.threads,
         "rounds": run.rounds,
         "zero_shot": numbers(theirs if theirs and zero_shot[0].overall is None else untuned["global"]),
         "zero_shot_personal": numbers(theirs or untuned["personal"]),

@@ -14,6 +14,8 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES = {
-    "local": EngineEntry("fedtailor.simulation.local", "A loop over the cohort, in this process; others equal it."),
+    "local": EngineEntry("fedtailor.simulation.local", "Clients side by side in this process; other engines equal it."),
+    "stacked": EngineEntry("fedtailor.simulation.stacked", "Clients in step, small matrices as one large one."),
+    "auto": EngineEntry("fedtailor.simulation.auto", "local or stacked, whichever was measured to be faster."),
     "flower": EngineEntry("fedtailor.flower.simulation", "Flower's simulation: clients in processes of Ray.", True),
 }

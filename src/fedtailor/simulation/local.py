@@ -1,7 +1,7 @@
 """The meaning of an engine: every client of the cohort, in this process, as if one after the other."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,11 +36,14 @@ class LocalEngine(Engine):
         # Those with most to do begin first, so that none is left alone at the end.
         order = sorted(tasks, key=lambda k: -len(self.data[k]))
         threads = self.threads if self.seconds.get(self.job.pass_name(pass_), 1.0) > PAYS else 1
-        replies = side_by_side([partial(self.step, pass_, k, tasks[k]) for k in order], threads)
+        replies = self.carry_out([partial(self.step, pass_, k, tasks[k]) for k in order], threads)
         self.log[logged:] = sorted(self.log[logged:], key=lambda step: step.client)
         if self.trace is not None:
             self.trace[traced:] = sorted(self.trace[traced:], key=lambda step: step.client)
         return dict(sorted(zip(order, replies, strict=True)))
+
+    def carry_out(self, work: Sequence[Callable[[], Reply]], threads: int) -> list[Reply]:
+        return side_by_side(work, threads)
 
     def step(self, pass_: Pass, k: int, task: Task) -> Reply:
         began, before = time.perf_counter(), self.clients[k]

@@ -6,8 +6,9 @@ number of cores, no thread waits for another within a matrix product, and nothin
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -15,11 +16,23 @@ import torch
 T = TypeVar("T")
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Sums in another number of threads are added up in another order, and differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def side_by_side(work: Sequence[Callable[[], T]], threads: int) -> list[T]:
     """Every result, in order; at most so many at a time. The first that fails ends all."""
     workers = min(threads, len(work))
     if workers <= 1:
-        return [each() for each in work]
+        with torch_threads(threads):
+            return [each() for each in work]
     begun: list[int] = []  # thread ids
 
     def begin() -> None:
