@@ -3,12 +3,13 @@
 Parameters have OpenAI's names. A block can be run whole, or for the one token of a sequence that CLIP reads out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 MATRICES = "qkvo"
 SCALE = {"quick_gelu": 1.702, "gelu": 1.0}
@@ -69,6 +70,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDel
 
 def low_rank(x: Tensor, delta: LowRank, rng: Rng) -> Tensor:
     return F.linear(F.linear(drop(x, delta.dropout, rng), delta.A), delta.B) * delta.scale
+
+
+KEPT = 10  # numbers a token, layer and unit of width that a gradient needs: 2 norms' inputs, q, k, v, 1 attended, 4 MLP
+
+
+def recomputed(layer: Callable[[Tensor, Rngs], Tensor], x: Tensor, rng: Rngs) -> Tensor:
+    """A layer's output, of which only the input is kept: the gradient computes the rest again, with the same draws."""
+    rngs = rng if isinstance(rng, tuple) else (rng,)
+    states = [None if each is None else each.get_state() for each in rngs]
+    first = [True]
+
+    def run(x: Tensor) -> Tensor:
+        copies = tuple(None if state is None else torch.Generator().set_state(state) for state in states)
+        out = layer(x, copies if isinstance(rng, tuple) else copies[0])
+        for each, copy in zip(rngs, copies, strict=True):
+            if first and each is not None and copy is not None:
+                each.set_state(copy.get_state())
+        first.clear()
+        return out
+
+    return cast(Tensor, checkpoint(run, x, use_reentrant=False))
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -11,13 +11,26 @@ features for C sentences that share a beginning, as prompts do, with fewer sums:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 
-from .block import NO_DELTAS, Block, LayerDeltas, Rngs, Several, TowerDeltas, Transformer, attend, deltas_at, normal
+from .block import (
+    KEPT,
+    NO_DELTAS,
+    Block,
+    LayerDeltas,
+    Rngs,
+    Several,
+    TowerDeltas,
+    Transformer,
+    attend,
+    deltas_at,
+    normal,
+    recomputed,
+)
 
 TOKEN, SHARED, OWN = "token", "shared", "own"
 # (TOKEN, id): a frozen token · (SHARED, m): the m-th learned row, the same for all classes · (OWN, m): each class's own
@@ -182,6 +195,7 @@ class TextTower(nn.Module):
         deep: Mapping[int, Tensor] = NO_DEEP,
         deltas: TowerDeltas = NO_DELTAS,
         rng: Rngs = None,
+        recompute: bool = False,
     ) -> Tensor:
         """Features (C, D) of the sentences of a layout, or (N, C, D) if the learned rows have a leading axis N,
         or the deltas are N clients'.
@@ -191,22 +205,31 @@ class TextTower(nn.Module):
         learned = [rows for rows in (shared, None if own is None else own.flatten(-3, -2)) if rows is not None]
         clients = next((len(delta.sizes) for delta in deltas.values() if isinstance(delta, Several)), 0)
         x = self.lay(layout, learned, clients)
-        P, (C, L), last, keys = layout.prefix, layout.grid.shape, len(self.transformer) - 1, layout.keys
-        for layer in range(last + 1):
-            block, here = self.transformer[layer], deltas_at(layer, deltas, rng)
-            if layer in deep:
-                x = overwrite(x, layout, layer, deep[layer])
-            if layer == last:
-                x = last_layer(block, x, layout, here)
-                break
-            q, k, v = block.attn.qkv(block.ln_1(x), here)
-            own_q = q.index_select(1, layout.grid.flatten()).unflatten(1, (C, L))
-            own_k, own_v = (t.index_select(1, keys).unflatten(1, (C, P + L)) for t in (k, v))
-            own_out = attend(own_q, own_k, own_v, layout.behind).flatten(1, 2).index_select(1, layout.inside)
-            prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], layout.causal)
-            x = block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
+        for i in range(len(self.transformer)):
+            layer = partial(self.layer, i, layout, deep.get(i), deltas)
+            x = recomputed(layer, x, rng) if recompute else layer(x, rng)
         features = self.leave(x)
         return features if clients or any(rows.dim() == 3 for rows in learned) else features.squeeze(0)
+
+    def layer(self, i: int, layout: Layout, deep: Tensor | None, deltas: TowerDeltas, x: Tensor, rng: Rngs) -> Tensor:
+        """(N, P + T, W) → the same, or behind the last layer (N, C, W)."""
+        block, here, P, (C, L) = self.transformer[i], deltas_at(i, deltas, rng), layout.prefix, layout.grid.shape
+        if deep is not None:
+            x = overwrite(x, layout, i, deep)
+        if i == len(self.transformer) - 1:
+            return last_layer(block, x, layout, here)
+        q, k, v = block.attn.qkv(block.ln_1(x), here)
+        own_q = q.index_select(1, layout.grid.flatten()).unflatten(1, (C, L))
+        own_k, own_v = (t.index_select(1, layout.keys).unflatten(1, (C, P + L)) for t in (k, v))
+        own_out = attend(own_q, own_k, own_v, layout.behind).flatten(1, 2).index_select(1, layout.inside)
+        prefix_out = attend(q[:, :P], k[:, :P], v[:, :P], layout.causal)
+        return block.finish(x, torch.cat([prefix_out, own_out], dim=1), here)
+
+    def kept(self, layout: Layout) -> int:
+        """Bytes of activations that a gradient needs."""
+        (C, L), P = layout.grid.shape, layout.prefix
+        copied = 2 * C * (P + 2 * L)  # for attention: each class's k and v, q and what comes out
+        return 4 * len(self.transformer) * self.width * (KEPT * len(layout.row) + copied)
 
     def lay(self, layout: Layout, learned: Sequence[Tensor], clients: int) -> Tensor:
         """Embeddings of all tokens, (N, P + T, W)."""

@@ -10,6 +10,7 @@ whose first prompt enters at layer 3, `("block3", "features")` what training rep
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .block import (
+    KEPT,
     MATRICES,
     NO_DELTAS,
     LayerDeltas,
@@ -27,6 +29,7 @@ from .block import (
     deltas_at,
     linear,
     normal,
+    recomputed,
     split,
 )
 
@@ -65,19 +68,26 @@ class ImageTower(nn.Module):
         prompts: Prompts = NO_PROMPTS,
         deltas: TowerDeltas = NO_DELTAS,
         rng: Rngs = None,
+        recompute: bool = False,
     ) -> Tensor:
         begin, end = self.stages.index(start), self.stages.index(stop)
         if begin == end:
             return x
         if begin == 0:
             x = self.embed(x)
-        return x if end == 1 else self.go_on(x, max(begin, 1), end, prompts, deltas, rng)
+        return x if end == 1 else self.go_on(x, max(begin, 1), end, prompts, deltas, rng, recompute)
+
+    def kept(self, x: Tensor, start: str, prompts: Prompts) -> int:
+        """About how many bytes of activations a gradient needs, from that stage on."""
+        return 0
 
     def embed(self, pixels: Tensor) -> Tensor:
         """From pixels to the next stage."""
         raise NotImplementedError
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
+    def go_on(
+        self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs, recompute: bool
+    ) -> Tensor:
         """From a stage behind the pixels to a later one."""
         raise NotImplementedError
 
@@ -102,19 +112,29 @@ class VisionTransformer(ImageTower):
         cls = self.class_embedding.to(patches.dtype).expand(len(pixels), 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positional_embedding
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
+    def go_on(
+        self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs, recompute: bool
+    ) -> Tensor:
         if begin == 1:
             x = self.ln_pre(enter(x, prompts.get(EMBEDDED)))
-        for layer in range(begin - 1, min(end - 1, self.layers)):
-            prompt, block, here = prompts.get(layer), self.transformer[layer], deltas_at(layer, deltas, rng)
-            x = enter(x, prompt)
-            if layer == self.layers - 1 and self.stages[end] == "features":
-                x = block.first(x, here)
-            else:
-                x = block(x, deltas=here)
-                if prompt and not prompt.keep:
-                    x = x[:, : -prompt.tokens.shape[-2]]
+        for i in range(begin - 1, min(end - 1, self.layers)):
+            layer = partial(self.layer, i, self.stages[end] == "features", prompts.get(i), deltas)
+            x = recomputed(layer, x, rng) if recompute else layer(x, rng)
         return self.leave(x) if end > self.layers else x
+
+    def layer(
+        self, i: int, reads_first: bool, prompt: Prompt | None, deltas: TowerDeltas, x: Tensor, rng: Rngs
+    ) -> Tensor:
+        """(B, L, W) → the same; behind the last layer only the first token, (B, W), if that alone is read."""
+        block, here, x = self.transformer[i], deltas_at(i, deltas, rng), enter(x, prompt)
+        if i == self.layers - 1 and reads_first:
+            return block.first(x, here)
+        x = block(x, deltas=here)
+        return x[:, : -prompt.tokens.shape[-2]] if prompt and not prompt.keep else x
+
+    def kept(self, x: Tensor, start: str, prompts: Prompts) -> int:
+        tokens = len(x) * (len(self.positional_embedding) + sum(prompt.tokens.shape[-2] for prompt in prompts.values()))
+        return 4 * (self.layers - max(0, self.stages.index(start) - 1)) * self.width * KEPT * tokens
 
     def leave(self, x: Tensor) -> Tensor:
         return torch.matmul(self.ln_post(x), self.proj)
@@ -204,7 +224,9 @@ class ModifiedResNet(ImageTower):
             x = getattr(self, f"layer{i + 1}")(x)
         return x
 
-    def go_on(self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs) -> Tensor:
+    def go_on(
+        self, x: Tensor, begin: int, end: int, prompts: Prompts, deltas: TowerDeltas, rng: Rngs, recompute: bool
+    ) -> Tensor:
         if EMBEDDED in prompts:
             x = x + prompts[EMBEDDED].tokens.mean(dim=-2)[..., None, None]
         return cast(Tensor, self.attnpool(x, self.stages[end] == "patches", deltas_at(0, deltas, rng)))

@@ -25,6 +25,7 @@ class TextCall:
     layout: Layout
     bend: Bend
     rng: Rng
+    budget: float  # bytes of activations; over it, they are computed again
     last = False
 
     @property
@@ -45,8 +46,9 @@ class TextCall:
         deep = {i: stacked([bend.deep[i] for bend in bends]) for i in self.bend.deep} if layout.shared else {}
         deltas = several([bend.text_deltas for bend in bends], [1] * len(calls))
         rngs = self.rng if alone else tuple(call.rng for call in calls)
+        recompute = torch.is_grad_enabled() and len(calls) * self.tower.kept(layout) > self.budget
         with self.cast():
-            found = self.tower(layout, shared, own, deep, deltas, rngs).float()
+            found = self.tower(layout, shared, own, deep, deltas, rngs, recompute).float()
         return [found] if alone else list(found.unbind())
 
 
@@ -59,6 +61,7 @@ class ImageCall:
     stop: str
     bend: Bend
     rng: Rng
+    budget: float
     last = False
 
     @property
@@ -77,8 +80,9 @@ class ImageCall:
         deltas = several([call.bend.image_deltas for call in calls], sizes)
         rngs = self.rng if alone else tuple(call.rng for call in calls)
         x = self.x if alone else torch.cat([call.x for call in calls])
+        recompute = torch.is_grad_enabled() and self.tower.kept(x, self.start, prompts) > self.budget
         with self.cast():
-            found = self.tower(x, self.start, self.stop, prompts, deltas, rngs).float()
+            found = self.tower(x, self.start, self.stop, prompts, deltas, rngs, recompute).float()
         return list(found.split(sizes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,6 @@ from .types import Batch, Params, View
 
 CPU = torch.device("cpu")
 TEXT_BYTES = 256 << 20  # of text activations held at once where each image has sentences of its own
-ACTIVATIONS = 14  # numbers kept a token, layer and unit of width: q, k, v, 2 norms' inputs, 8 in the MLP, 1 in passing
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -77,6 +77,7 @@ class Model:
     device: torch.device = CPU
     precision: str = "fp32"
     reads: str = "features"  # what a method asks of the image tower; "patches": every projected token
+    budget: float = math.inf  # bytes of activations that a step may keep; half of them for each tower
     memo: dict[tuple[object, ...], tuple[Tensor, Params]] | None = None
 
     @classmethod
@@ -89,11 +90,12 @@ class Model:
         device: str = "cpu",
         precision: str = "fp32",
         reads: str = "features",
+        budget: float = math.inf,
     ) -> Model:
         tokenizer, place, spelled = checkpoint.tokenizer, torch.device(device), [c.replace("_", " ") for c in classes]
         names, sentences = (tuple(tuple(tokenizer(form.format(name))) for name in spelled) for form in ("{}", template))
         words = Words(names, sentences, tuple(tokenizer(".")), tokenizer.sos, tokenizer.eot)
-        return cls(checkpoint.clip.to(place), tuner, words, tokenizer, place, precision, reads)
+        return cls(checkpoint.clip.to(place), tuner, words, tokenizer, place, precision, reads, budget)
 
     @property
     def classes(self) -> int:
@@ -171,7 +173,7 @@ class Model:
             return (x[:, 0] if stop == "features" else x).float()
         if self.stage == stop:
             return x.float()
-        return ask(ImageCall(self.clip.vision, self.cast, x, self.stage, stop, bend, rng))
+        return ask(ImageCall(self.clip.vision, self.cast, x, self.stage, stop, bend, rng, self.budget / 2))
 
     def features(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, D), what a head reads; x is at this model's stage."""
@@ -211,7 +213,7 @@ class Model:
         return {**parts, **plain}
 
     def tuned_text(self, layout: Layout, bend: Bend, rng: Rng = None) -> Tensor:
-        return F.normalize(ask(TextCall(self.clip.text, self.cast, layout, bend, rng)), dim=-1)
+        return F.normalize(ask(TextCall(self.clip.text, self.cast, layout, bend, rng, self.budget / 2)), dim=-1)
 
     def logits(self, theta: Params, x: Tensor, rng: Rng = None) -> Tensor:
         """(B, C): the cosines times CLIP's frozen scale, or what a tuner's own head says."""
@@ -227,10 +229,8 @@ class Model:
         """(B, C), each image with sentences made for it. Only a few images' text activations are held at a time, and
         computed again in the backward pass, so that memory does not grow with the batch."""
         tower, layout = self.clip.text, self.layout
-        (C, L), tokens = layout.grid.shape, len(layout.row)
-        copied = 2 * C * (layout.prefix + 2 * L)  # for attention: each class's k and v, q and what comes out
-        kept = len(tower.transformer) * (ACTIVATIONS * tokens + copied) + 2 * len(bend.text_deltas) * tokens
-        parts = z.split(max(1, TEXT_BYTES // (4 * tower.width * kept)))
+        kept = tower.kept(layout) + 8 * tower.width * len(bend.text_deltas) * len(layout.row)
+        parts = z.split(max(1, int(min(TEXT_BYTES, self.budget) // kept)))
         seeds = [None if rng is None else int(torch.randint(1 << 62, (), generator=rng)) for _ in parts]
 
         def some(z: Tensor, seed: int | None) -> Tensor:

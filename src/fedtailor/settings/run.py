@@ -88,6 +88,12 @@ class Backbone(Strict):
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the frozen towers; trainables are fp32")
 
 
+class Memory(Strict):
+    budget_gb: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="of activations in training; more is computed again; 0: no limit"
+    )
+
+
 class RoundPolicy(Strict):
     """What a round does about clients that are late, gone or wrong. Clients in this process never are."""
 
@@ -120,6 +126,7 @@ class Run(Strict):
     privacy: InstanceOf[Chosen[PrivacyStep | None]]
     data: Data
     backbone: Backbone
+    memory: Memory
     plan: RoundPolicy
 
     @field_validator("record", mode="before")
@@ -138,7 +145,7 @@ class Run(Strict):
         return tomli_w.dumps(self.document())
 
 
-GROUPS_OF_KEYS = (LocalTraining, Data, Backbone, RoundPolicy)  # and whatever is Chosen
+GROUPS_OF_KEYS = (LocalTraining, Data, Backbone, Memory, RoundPolicy)  # and whatever is Chosen
 
 
 def plain(value: Any) -> Any:
@@ -217,6 +224,7 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
         **{part: chosen(part, none) for part, (none, _) in PARTS.items()},
         "data": make("data", partition=chosen("data.partition")),
         "backbone": make("backbone"),
+        "memory": make("memory"),
         "plan": make("plan"),
     }
     run = checked(Run, {**document, **made}, "")
@@ -306,7 +314,13 @@ def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseMo
     partition = str(document["data"]["partition"]["name"])
     if partition not in PARTITIONS:
         raise unknown("partition", partition, PARTITIONS, "fedtailor list partitions")
-    return kinds | {"data": Data, "data.partition": PARTITIONS[partition], "backbone": Backbone, "plan": RoundPolicy}
+    return kinds | {
+        "data": Data,
+        "data.partition": PARTITIONS[partition],
+        "backbone": Backbone,
+        "memory": Memory,
+        "plan": RoundPolicy,
+    }
 
 
 def fields_of(kind: type[BaseModel], group: str) -> dict[str, FieldInfo]:

@@ -1,5 +1,6 @@
 """From settings to everything a run needs: data dealt out, CLIP loaded, images encoded."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,8 +87,9 @@ def assemble(
     check_precision(device, run.backbone.precision)
     template = run.data.template or dataset.template
     model = Model.of(
-        checkpoint, run.tuner.value, dataset.classes, template, device, run.backbone.precision, method.reads
-    )
+        checkpoint, run.tuner.value, dataset.classes, template, device, run.backbone.precision, method.reads,
+        budget=run.memory.budget_gb * 1e9 / run.threads or math.inf,  # as many clients as threads may train at a time
+    )  # fmt: skip
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
         method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,
