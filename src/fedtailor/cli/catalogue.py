@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.errors import unknown
+from ..base.keys import flat
 from ..core import FIXED, LOCAL
 from ..data import DATASETS, FORMS
 from ..data.partitions import PARTITIONS
 from ..evaluation.diagnostics import DIAGNOSTICS
 from ..methods import METHODS
-from ..methods.recipe import flat
 from ..settings.engines import ENGINES
 from ..settings.keys import SHORTER
 from ..settings.run import PARTS, fields_of, find_method, kinds_of, make_run
