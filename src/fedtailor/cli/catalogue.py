@@ -56,7 +56,12 @@ def everything() -> Facts:
     """Every list and every method's page, as JSON can hold them."""
     if "fedtailor.methods" in sys.modules:  # nothing to be saved, and whoever loaded it may have added a method
         return dict(json.loads(computed()))
-    path = cache_folder() / "lists" / f"{state_of_package()}.json"
+    return kept(cache_folder() / "lists")
+
+
+def kept(folder: Path) -> Facts:
+    """From the folder's file for the package as it is now; if there is none, computed and written."""
+    path = folder / f"{state_of_package()}.json"
     with suppress(OSError, ValueError, LookupError, TypeError):  # not there, or damaged
         found: Facts = json.loads(path.read_bytes())
         if tuple(found["lists"]) == KINDS and found["methods"]:
