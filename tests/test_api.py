@@ -9,7 +9,7 @@ import pytest
 
 import fedtailor
 from fedtailor.base.errors import UserError
-from fedtailor.runs.execute import Callback
+from fedtailor.runs.callback import Callback
 from fedtailor.runs.result import best, last_mean
 
 TIMES = ("seconds", "peak_rss_mb")

@@ -24,7 +24,8 @@ from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.text import arrange, pack
 from fedtailor.data.dataset import ArrayImages, Dataset, Split
 from fedtailor.data.datasets.drawn import drawn
-from fedtailor.data.preprocess import AS_CLIP, preprocess
+from fedtailor.data.paper import AS_CLIP
+from fedtailor.data.preprocess import preprocess
 
 FOLDER = Path(fedtailor.clip.__file__).parent / "bundled"
 DOCS = Path(__file__).parent.parent / "docs" / "bundled.md"

@@ -16,6 +16,7 @@ from conftest import Call
 from fedtailor.cli import app, arguments, catalogue, installation
 from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import METRICS
+from fedtailor.methods import METHODS
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
@@ -156,7 +157,7 @@ def test_lists_by_default_and_by_mistake(call: Call) -> None:
     assert "unknown list 'data'; did you mean 'datasets'?" in answer.err
 
 
-@pytest.mark.parametrize("method", list(catalogue.METHODS))
+@pytest.mark.parametrize("method", list(METHODS))
 def test_show(call: Call, method: str) -> None:
     """Every method has its page, with its settings."""
     page, facts = call("show", method), json.loads(call("show", method, "--json").out)

@@ -27,7 +27,8 @@ from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
 from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
 from fedtailor.runs import comparison
-from fedtailor.runs.comparison import Comparison, ComparisonCallback, spread
+from fedtailor.runs.callback import ComparisonCallback
+from fedtailor.runs.comparison import Comparison, spread
 from fedtailor.runs.comparison_spec import (
     ComparisonSpec,
     every_method,

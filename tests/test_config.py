@@ -10,8 +10,8 @@ import pytest
 
 import fedtailor
 from fedtailor.base.errors import UserError
+from fedtailor.base.keys import flat
 from fedtailor.methods import METHODS
-from fedtailor.methods.recipe import flat
 from fedtailor.settings.keys import parse, parse_value
 from fedtailor.settings.run import Run, make_run, read_toml
 from fedtailor.tuners.join import Join

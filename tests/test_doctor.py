@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from fedtailor.base.errors import UserError
@@ -24,7 +25,9 @@ def test_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, device, folders and datasets; a dataset that is not there is a note with its way out, not a fault."""
     monkeypatch.setattr(installation, "load", lambda _: SimpleNamespace(digest="0123456789abcdef"))
     found = by_name(installation.examine())
-    assert {"fedtailor", "device", "bundled CLIP", "feature cache", "data folder", "data drawn"} <= set(found)
+    assert {"fedtailor", "device", "threads", "bundled CLIP", "feature cache", "data folder", "data drawn"} <= set(
+        found
+    )
     assert found["bundled CLIP"] == Finding("bundled CLIP", "loads, weights 0123456789ab")
     assert found["data cifar10"].verdict == "note"
     assert "download" in found["data cifar10"].found
@@ -57,6 +60,28 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["extra hub"] == Finding("extra hub", "huggingface_hub 1.2.3")
     assert found["extra flower"].verdict == "note"
     assert "pip install 'fedtailor[flower]'" in found["extra flower"].found
+
+
+@pytest.mark.parametrize("policy", ["PASSIVE", "passive"])
+def test_threads_that_sleep(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """How many on how many cores, as fedtailor itself sets them up."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
+    expected = f"{torch.get_num_threads()} on 6 cores; they sleep while they wait (OMP_WAIT_POLICY=PASSIVE)"
+    assert installation.threads() == Finding("threads", expected)
+
+
+def test_threads_that_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note of what that costs and what to do, and of the variables that say how many there are."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_NUM_THREADS", "4")
+    found = installation.threads()
+    assert found.verdict == "note"
+    assert "(OMP_NUM_THREADS=3, MKL_NUM_THREADS=4); OMP_WAIT_POLICY=ACTIVE: they spin while they wait" in found.found
+    assert "many times the CPU; unset it, or set it to PASSIVE" in found.found
 
 
 def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedtailor.base.keys import flat
 from fedtailor.base.rng import generator
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task, theta_of
@@ -20,7 +21,6 @@ from fedtailor.core.method import Method
 from fedtailor.core.optim import optimise
 from fedtailor.core.types import LOCAL, Params, Pass, Reply, Server
 from fedtailor.methods import METHODS
-from fedtailor.methods.recipe import flat
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder, server_to_bytes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import from_bytes, to_bytes
 from fedtailor.core.types import Params
-from fedtailor.data.preprocess import PaperPreprocess
+from fedtailor.data.paper import PaperPreprocess
 from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.remote.messages import (
     EvaluateReply,

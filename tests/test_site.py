@@ -18,7 +18,7 @@ from fedtailor.client.codec import client_to_bytes, to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.types import Params
-from fedtailor.data.preprocess import AS_CLIP
+from fedtailor.data.paper import AS_CLIP
 from fedtailor.remote import client as site_module
 from fedtailor.remote.client import DIGEST, INVITATION, Refused, RemoteClient, Session, StateFiles
 from fedtailor.remote.messages import (

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from .base.errors import UserError
     from .core.method import Method
     from .core.types import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Params, Reply, Scope, Server
+    from .runs.callback import Callback
     from .runs.comparison import Comparison, compare
-    from .runs.execute import Callback, resume, run
+    from .runs.execute import resume, run
     from .runs.result import Result
     from .settings.run import Run, make_run
 
@@ -36,7 +37,8 @@ HOMES = {
         "core",
     ),
     **dict.fromkeys(("Run", "make_run"), "settings.run"),
-    **dict.fromkeys(("Callback", "resume", "run"), "runs.execute"),
+    "Callback": "runs.callback",
+    **dict.fromkeys(("resume", "run"), "runs.execute"),
     **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
     "Result": "runs.result",
 }

@@ -21,7 +21,8 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.datasets.cifar import PAPER10, PAPER100
 from fedtailor.data.datasets.fashion import PAPER as FASHION
 from fedtailor.data.datasets.published import AUGMENTED
-from fedtailor.data.preprocess import AS_CLIP, PaperPreprocess, Pixels, Preprocess, preprocess, random_view
+from fedtailor.data.paper import AS_CLIP, PaperPreprocess, Pixels
+from fedtailor.data.preprocess import Preprocess, preprocess, random_view
 
 CLIP = preprocess("clip", PAPER100, 224, CLIP_MEAN, CLIP_STD)
 

@@ -3,11 +3,16 @@
 `generator(seed, "round", 3, "client", 7, "train")` gives the same stream wherever and whenever it is asked for.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Part = str | int
 
@@ -20,6 +25,8 @@ def number(*path: Part) -> int:
 
 def generator(*path: Part) -> torch.Generator:
     """Torch draws, always on the CPU: the same numbers whatever the device."""
+    import torch  # here, since a look at data draws by numpy alone
+
     return torch.Generator().manual_seed(number(*path))
 
 

@@ -1,118 +1,106 @@
-"""What there is: methods, tuners, labelers, datasets and so on, as data and as tables."""
+"""`fedtailor list` and `fedtailor show`: what there is, and how it looks on a terminal. Without torch.
 
-import inspect
+The facts are those of facts.py, which needs torch. So they are kept in a file, whose name is a hash of all that they
+depend on: another version or an edited method has another file, and is never told of by an old one.
+"""
+
+import hashlib
+import json
+import os
 import re
-from collections.abc import Callable
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..base.errors import unknown
-from ..core import FIXED, LOCAL
-from ..data import DATASETS, FORMS
-from ..data.partitions import PARTITIONS
-from ..evaluation.diagnostics import DIAGNOSTICS
-from ..methods import METHODS
-from ..methods.recipe import flat
-from ..settings.engines import ENGINES
-from ..settings.keys import SHORTER
-from ..settings.run import PARTS, fields_of, find_method, kinds_of, make_run
-from ..tuners import TUNERS
+from ..base.folders import cache_folder
+from ..base.version import __version__
 
 Facts = dict[str, Any]
 
-
-def methods() -> list[Facts]:
-    return [
-        {
-            "name": name,
-            "paper": entry.paper,
-            "year": entry.year,
-            "family": entry.family,
-            "tuners": list(entry.tuners) or ["any"],
-            "shares": {pattern: str(scope) for pattern, scope in entry.method.share.items() if entry.method.trains},
-            "presets": list(entry.presets),
-            "idea": entry.idea,
-        }
-        for name, entry in METHODS.items()
-    ]
-
-
-def tuners() -> list[Facts]:
-    return [
-        {"name": name, "touches": sorted(kind().touches()), "settings": list(kind.model_fields), "idea": idea_of(kind)}
-        for name, kind in TUNERS.items()
-    ]
-
-
-def datasets() -> list[Facts]:
-    notes = {"folder:PATH": "a folder of images, a sub-folder a class", "csv:PATH": "a table: path, label, split, site"}
-    rows: list[Facts] = []
-    for name in (*DATASETS, *(f"{form}:PATH" for form in FORMS)):
-        source = DATASETS.get(name)
-        train, test = (source and source.sizes) or (None, None)
-        tail = source.imbalance if source else 1.0
-        long_tail = "its own" if tail is None else None if tail == 1 else f"IF {tail:g}"
-        rows.append({"name": name, "train": train, "test": test, "long tail": long_tail, "note": notes.get(name, "")})
-    return rows
-
-
-def partitions() -> list[Facts]:
-    return [
-        {"name": name, "settings": {n: f.default for n, f in kind.model_fields.items()}, "idea": first_line(kind)}
-        for name, kind in PARTITIONS.items()
-    ]
-
-
-def part(name: str, nothing: str) -> list[Facts]:
-    """What there is of a part that any method may be combined with."""
-    none, known = PARTS[name]
-    return [{"name": none, "settings": [], "idea": nothing}] + [
-        {"name": found, "settings": list(kind.model_fields), "idea": (kind.__doc__ or idea_of(kind)).split("\n")[0]}
-        for found, kind in known.items()
-    ]
-
-
-BACKBONES = {
-    "bundled": "a small CLIP of our own, for first steps with the drawn dataset",
-    "owner/name": "on the hub: openai/clip-vit-base-patch16 …; needs fedtailor[hub]",
-    "PATH": "a Hugging Face CLIP folder: config.json, model.safetensors, tokenizer.json",
-    "PATH.safetensors": "a state dict in OpenAI's layout, with tokenizer.json beside it",
-}
-KINDS: dict[str, Callable[[], list[Facts]]] = {
-    "methods": methods,
-    "tuners": tuners,
-    "datasets": datasets,
-    "partitions": partitions,
-    "backbones": lambda: [{"name": name, "idea": idea} for name, idea in BACKBONES.items()],
-    "labelers": lambda: part("labels", "the data's own labels"),
-    "rebalancers": lambda: part("rebalance", "gradients as they are"),
-    "servers": lambda: part("server", "the round's own result, for most methods the clients' average"),
-    "privacy": lambda: part("privacy", "updates as they are"),
-    "engines": lambda: [{"name": name, "idea": entry.idea} for name, entry in ENGINES.items()],
-    "diagnostics": lambda: [
-        {"name": name, "needs": diagnostic.needs or None, "idea": first_line(diagnostic.measure)}
-        for name, diagnostic in DIAGNOSTICS.items()
-    ],
-}
+# Each has a function of that name in facts.py.
+KINDS = (
+    "methods", "tuners", "labelers", "rebalancers", "servers", "privacy", "datasets", "partitions", "backbones",
+    "engines", "diagnostics",
+)  # fmt: skip
+STAYS = {"local", "fixed"}  # scopes of what never leaves a client
+PACKAGE = Path(__file__).parents[1]
 
 
 def rows(kind: str) -> list[Facts]:
+    """A list."""
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
-    return KINDS[kind]()
+    found: list[Facts] = everything()["lists"][kind]
+    return found
 
 
-def idea_of(kind: type) -> str:
-    return first_line(inspect.getmodule(kind))
+def method(name: str) -> Facts:
+    """All about a method."""
+    pages = everything()["methods"]
+    if name not in pages:
+        raise unknown("method", name, pages, "fedtailor list methods")
+    found: Facts = pages[name]
+    return found
 
 
-def first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").split("\n")[0]
+# --- the facts, kept ------------------------------------------------------------------------------------------------
+
+
+def everything() -> Facts:
+    """Every list and every method's page, as JSON can hold them."""
+    if "fedtailor.methods" in sys.modules:  # nothing to be saved, and whoever loaded it may have added a method
+        return dict(json.loads(computed()))
+    return kept(cache_folder() / "lists")
+
+
+def kept(folder: Path) -> Facts:
+    """From the folder's file for the package as it is now; if there is none, computed and written."""
+    path = folder / f"{state_of_package()}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):  # not there, or damaged
+        found: Facts = json.loads(path.read_bytes())
+        if tuple(found["lists"]) == KINDS and found["methods"]:
+            return found
+    text = computed()
+    with suppress(OSError):  # a full disk, or a folder of somebody else's
+        keep(path, text)
+    return dict(json.loads(text))
+
+
+def computed() -> str:
+    from . import facts
+
+    lists = {kind: getattr(facts, kind)() for kind in KINDS}
+    return json.dumps({"lists": lists, "methods": {row["name"]: facts.method(row["name"]) for row in lists["methods"]}})
+
+
+def state_of_package() -> str:
+    """A hash of versions and of every file's name, size and time: files are looked at, not read."""
+    parts = [__version__, sys.version]
+    for folder, _, names in os.walk(PACKAGE):
+        for path in (Path(folder, name) for name in names if name.endswith((".py", ".toml"))):
+            with suppress(FileNotFoundError):  # an editor is just saving it
+                stat = path.stat()
+                parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+def keep(path: Path, text: str) -> None:
+    """In place of what earlier states of the package said."""
+    from ..base.files import write_atomic
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob("[0-9a-f]" * 64 + ".json*"):
+        old.unlink(missing_ok=True)
+    write_atomic(path, text.encode())
+
+
+# --- on a terminal --------------------------------------------------------------------------------------------------
 
 
 def table(rows: list[Facts]) -> Table:
@@ -137,7 +125,7 @@ def table(rows: list[Facts]) -> Table:
 
 def shared(shares: dict[str, str]) -> str:
     """What leaves a client, in words."""
-    stays = [name for name, scope in shares.items() if scope in {str(LOCAL), str(FIXED)}]
+    stays = [name for name, scope in shares.items() if scope in STAYS]
     leaves = [name for name in shares if name not in stays]
     if leaves == ["*"]:
         return "all but " + ", ".join(stays) if stays else "all"
@@ -156,61 +144,9 @@ def cell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-# --- one method -----------------------------------------------------------------------------------------------------
-
-MEANING = {
-    "labels": "where labels come from",
-    "rebalance": "how gradients are reweighted by class",
-    "server": "the server's optimiser",
-    "privacy": "what is done to an update before it leaves",
-}
-
-
-def method(name: str) -> Facts:
-    """Everything about a method; its settings by group, each with key, symbol, value and meaning."""
-    name, entry = find_method(name)
-    document = make_run(name).document()
-    values, kinds = flat(document), kinds_of(document, entry)
-    shorter = {f"method.{full}": f"method.{key}" for key, full in entry.method.short.items()} | SHORTER
-    groups = {group: list[Facts]() for group in ("method", "tuner", "local", *PARTS, "run", "data", "backbone")}
-    for part, (none, known) in PARTS.items():
-        words = " | ".join([none, *known])
-        groups[part].append(setting(part, "", document[part]["name"], words, MEANING[part]))
-    del kinds["plan"]  # tells of sites, not of methods
-    for group, kind in kinds.items():
-        for key, field in fields_of(kind, group).items():
-            short = shorter.get(key, key.replace("data.partition.", "data."))
-            row = setting(short, field.title or "", values.get(key), allowed(field), field.description or "")
-            groups[group.partition(".")[0] or "run"].append(row)
-    told = [kind for group, kind in kinds.items() if group.partition(".")[0] in {"method", "tuner", *PARTS}]
-    return {
-        **next(row for row in methods() if row["name"] == name),
-        "class": f"{entry.method.__module__}.{entry.method.__name__}",
-        "tuner": document["tuner"]["name"],
-        "text": "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in told),
-        "presets": {preset: dict(values) for preset, values in entry.presets.items()},
-        "settings": groups,
-    }
-
-
-def setting(key: str, symbol: str, value: Any, allowed: str, meaning: str) -> Facts:
-    return {"key": key, "symbol": symbol, "value": value, "allowed": allowed, "meaning": meaning}
-
-
-def allowed(field: FieldInfo) -> str:
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [f"{signs[a]} {getattr(m, a)}" for m in field.metadata for a in signs if hasattr(m, a)]
-    return ", ".join(bounds) or " | ".join(choices(field.annotation))
-
-
-def choices(kind: Any) -> list[str]:
-    """The words of a Literal, also within a union."""
-    if get_origin(kind) is Literal:
-        return [str(word) for word in get_args(kind)]
-    return [word for part in get_args(kind) for word in choices(part)] if get_origin(kind) in (Union, UnionType) else []
-
-
 def method_page(facts: Facts) -> RenderableType:
+    from ..settings.keys import SHORTER
+
     headline = f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
     # Paragraphs and list items as one line each, to be wrapped as wide as the terminal is.
     text = re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", facts["text"])

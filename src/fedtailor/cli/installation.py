@@ -1,5 +1,6 @@
 """What `fedtailor doctor` looks at: what is there, what is missing, what to do about it."""
 
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class Finding:
 def examine() -> list[Finding]:
     return [
         Finding("fedtailor", f"{__version__}, Python {platform.python_version()}, torch {torch.__version__}"),
-        Finding("device", f"{find_device('auto')}, {torch.get_num_threads()} threads"),
+        Finding("device", find_device("auto")),
+        threads(),
         tried("bundled CLIP", lambda: f"loads, weights {load('bundled').digest[:12]}", "bad"),
         extra("hub", "huggingface_hub"),
         extra("flower", "flwr"),
@@ -54,6 +56,18 @@ def extra(name: str, module: str) -> Finding:
         return Finding(f"extra {name}", f"{module} {version(module)}")
     except PackageNotFoundError:
         return Finding(f"extra {name}", f"not installed (pip install 'fedtailor[{name}]')", "note")
+
+
+def threads() -> Finding:
+    """How many, what says so, and whether they sleep while they wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    said = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    by = f" ({', '.join(said)})" if said else ""
+    found, policy = f"{torch.get_num_threads()} on {cores} cores{by}", os.environ.get("OMP_WAIT_POLICY", "")
+    if policy.strip().upper() == "PASSIVE":  # as fedtailor sets it before torch is loaded
+        return Finding("threads", f"{found}; they sleep while they wait (OMP_WAIT_POLICY=PASSIVE)")
+    costs = "they spin while they wait, which beside another busy process takes many times the CPU"
+    return Finding("threads", f"{found}; OMP_WAIT_POLICY={policy}: {costs}; unset it, or set it to PASSIVE", "note")
 
 
 def cache() -> Finding:

@@ -5,25 +5,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from . import catalogue
 from .arguments import Json
 from .output import emit, waiting
 
-KINDS = "methods, tuners, labelers, rebalancers, servers, datasets, partitions, backbones, engines, diagnostics"
+What = Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(catalogue.KINDS))]
 
 
-def list_(what: Annotated[str, typer.Argument(metavar="WHAT", help=KINDS)] = "methods", as_json: Json = False) -> None:
+def list_(what: What = "methods", as_json: Json = False) -> None:
     """List methods, tuners and whatever else can be chosen."""
     with waiting("starting"):
-        from . import catalogue
-    rows = catalogue.rows(what)
+        rows = catalogue.rows(what)
     emit(rows) if as_json else Console().print(catalogue.table(rows))
 
 
 def show(method: Annotated[str, typer.Argument(help="fedtailor list methods")], as_json: Json = False) -> None:
     """Show a method: its paper, what it shares, and all its settings with symbols, defaults and equations."""
     with waiting("starting"):
-        from . import catalogue
-    facts = catalogue.method(method)
+        facts = catalogue.method(method)
     emit(facts) if as_json else Console().print(catalogue.method_page(facts))
 
 

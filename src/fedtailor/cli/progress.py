@@ -1,17 +1,20 @@
 """Live progress on stderr, if that is a terminal."""
 
-from typing import Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from ..evaluation.metrics import Score
-from ..runs.comparison import ComparisonCallback
-from ..runs.execute import Callback
-from ..simulation.build import Experiment
-from ..simulation.loop import RoundRecord
+from ..runs.callback import Callback, ComparisonCallback
+
+if TYPE_CHECKING:
+    from ..evaluation.metrics import Score
+    from ..simulation.build import Experiment
+    from ..simulation.loop import RoundRecord
 
 
 class Progress(Callback):

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-import platformdirs
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base.errors import UserError
+from ..base.folders import cache_folder
 from ..base.progress import ProgressFn
 from ..data.dataset import Images, Indices
 from ..data.preprocess import Preprocess
@@ -51,8 +51,7 @@ MAPPED: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()  # (
 
 
 def default_folder() -> Path:
-    named = os.environ.get("FEDTAILOR_CACHE")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("fedtailor")) / "features"
+    return cache_folder("features")
 
 
 def budget() -> float:

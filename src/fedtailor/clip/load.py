@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..data.preprocess import Triple
+from ..data.paper import Triple
 from .layouts import config_of, read_json, to_hugging_face, translate
 from .model import Clip
 from .tokenizer import Tokenizer

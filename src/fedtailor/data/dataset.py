@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..base.errors import UserError
-from .preprocess import AS_CLIP, PaperPreprocess, Pixels
+from .paper import AS_CLIP, PaperPreprocess, Pixels
 
 Indices = NDArray[np.int64]
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw

@@ -6,37 +6,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..base.errors import unknown
-
-Pixels = NDArray[np.uint8]
-Triple = tuple[float, float, float]
-Positive = Annotated[float, Field(gt=0)]
-# Of the shorter side, then a centre crop · "bilinear": to the square · "late": the same, after mean and std
-Resize = Literal["bicubic", "bilinear", "late"]
-
-
-class PaperPreprocess(BaseModel):
-    """How a dataset is prepared in its papers' codes; by default as for CLIP. Strict, since it is sent to sites."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    mean: Triple | None = None  # None: the checkpoint's
-    std: tuple[Positive, Positive, Positive] | None = None
-    resize: Resize = "bicubic"
-    augment: bool = False
-
-
-AS_CLIP = PaperPreprocess()
+from .paper import AS_CLIP, PaperPreprocess, Pixels, Resize, Triple
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,27 @@ A run is asked for by a file in `server/queue/`, which is removed when the run i
 `server/runs/`. So whoever looks, and a server that is started again, sees what is left to do.
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..methods.recipe import flat
+from ..base.keys import flat
 from ..settings.keys import parse
-from ..settings.run import Run, make_run, read_toml
 from . import init
+
+if TYPE_CHECKING:
+    from ..settings.run import Run  # with torch, which who only looks or stops can do without
 
 FAILURE = "failure.txt"
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a run's name, which becomes a folder's
@@ -40,6 +44,8 @@ class Deployment:
 
     def sites(self) -> dict[str, bytes]:
         """Every site's public key. No other is let in."""
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
         paths = sorted((self.folder / "keys").glob("client-*.pub"), key=lambda path: int(path.stem.split("-")[1]))
         if not paths:
             raise UserError(f"there are no sites' keys in {self.folder / 'keys'}; fedtailor flower add makes a site")
@@ -61,6 +67,8 @@ class Deployment:
 
     def asked(self, name: str) -> tuple[Run, list[str]]:
         """A run of the queue and its members: the place of a site in this list is its client number."""
+        from ..settings.run import make_run
+
         document = tomllib.loads((self.queue / f"{name}.toml").read_text())
         return make_run(settings=flat(document["run"])), document["members"]
 
@@ -93,6 +101,8 @@ class Deployment:
 
     def resume(self, name: str, words: list[str]) -> str:
         """Put a run back into the queue. What decides its numbers cannot change meanwhile."""
+        from ..settings.run import read_toml
+
         toml, settings = self.runs / name / "run.toml", parse(words)
         if other := [key for key in settings if not key.startswith("plan.") or key == "plan.updates"]:
             raise UserError(f"{other[0]} cannot change in the middle of a run; with --resume only plan.* can be given")

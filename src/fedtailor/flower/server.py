@@ -32,7 +32,8 @@ from ..base.files import FolderLock, write_atomic
 from ..base.polling import Backoff
 from ..client.job import ClientState
 from ..remote.engine import RemoteEngine, run_id
-from ..runs.execute import Callback, about, execute
+from ..runs.callback import Callback
+from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord

@@ -17,8 +17,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ..base.errors import UserError
+from ..base.keys import flat
 from ..client.job import ClientState
-from ..methods.recipe import flat
 from ..remote.client import RemoteClient, simulated_session
 from ..remote.engine import Received, RemoteEngine, run_id
 from ..settings.run import Run, make_run

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import UserError
+from ..base.keys import flat
 from ..clip.load import BUNDLED, load
 from ..data import for_server, for_site
 from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.groups import Groups
 from ..data.partitions.base import Share
-from ..methods.recipe import flat
 from ..remote.client import Session
 from ..remote.messages import Invitation
 from ..settings.run import Run, make_run

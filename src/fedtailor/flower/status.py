@@ -14,7 +14,7 @@ from rich.table import Table
 from ..base.errors import UserError
 from ..base.files import is_locked
 from ..base.polling import Backoff
-from ..runs.execute import Callback
+from ..runs.callback import Callback
 from .deployment import FAILURE, Deployment
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ..base.keys import flat
 from ..core import Method
 
 Settings = Mapping[str, Any]  # dotted keys, as on the command line
@@ -54,11 +55,3 @@ def resolved(table: Mapping[str, Any]) -> dict[str, Any]:
     """With the shared tables that it uses; the table's own settings win."""
     used = {key: value for name in table.get("use", ()) for key, value in resolved(read("shared")[name]).items()}
     return used | flat({key: value for key, value in table.items() if key not in ("use", "with")})
-
-
-def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested groups as dotted keys."""
-    out: dict[str, Any] = {}
-    for name, value in document.items():
-        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out

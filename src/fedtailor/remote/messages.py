@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from ..base.errors import UserError, explain
 from ..client.codec import from_bytes, to_bytes
 from ..core.types import Params
-from ..data.preprocess import PaperPreprocess
+from ..data.paper import PaperPreprocess
 from ..evaluation.metrics import Score
 
 TensorGroups = dict[str, Params]

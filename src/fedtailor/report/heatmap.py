@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -104,6 +101,10 @@ def legend(top: int) -> Text:
 
 def save_heatmap(counts: Indices, path: Path) -> None:
     """A PNG with clients down and classes across, on a log scale; white is none."""
+    from matplotlib.colors import LogNorm  # here: matplotlib takes longer to load than the rest of the verb takes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     K, C = counts.shape
     figure = Figure(figsize=(min(4 + 0.16 * C, 14), min(1.6 + 0.22 * K, 12)), dpi=120, layout="constrained")
     axes = figure.add_subplot()

@@ -32,19 +32,13 @@ from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
 from ..simulation.workers import torch_threads
 from . import execute
+from .callback import Callback, ComparisonCallback
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
 from .result import PARTS
 
 NUMBERS = ("last", "last10", "best")
 Summary = dict[str, Any]
 PlacedRun = tuple[ComparedRow, Run, Path | None]  # with its folder, if it is kept
-
-
-class ComparisonCallback(execute.Callback):
-    """Hears what happens in each run, and which run is next."""
-
-    def on_run(self, title: str, seed: int, done: int, total: int) -> None:
-        """`done` of `total` runs are over; this one is next."""
 
 
 SILENT = ComparisonCallback()
@@ -149,7 +143,7 @@ def run_all(runs: Sequence[PlacedRun], callback: ComparisonCallback, jobs: int) 
         yield from (future.result() for future in futures)
 
 
-def run_or_read(run: Run, folder: Path | None, callback: execute.Callback = execute.SILENT) -> Summary:
+def run_or_read(run: Run, folder: Path | None, callback: Callback = execute.SILENT) -> Summary:
     """A run's summary: read if it is finished, resumed if it was stopped, else run."""
     if folder is None or not (folder / "run.toml").is_file():
         return execute.run(run, out=folder, callback=callback).summary

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
+from ..base.keys import flat
 from ..base.version import __version__
 from ..methods import METHODS
-from ..methods.recipe import RELEASED, flat
+from ..methods.recipe import RELEASED
 from ..settings.keys import SHORTER, full_keys, parse, parse_value
 from ..settings.run import Run, make_run
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..evaluation.metrics import Score
 from ..evaluation.testing import score_zero_shot
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
@@ -17,22 +16,9 @@ from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from ..simulation.workers import torch_threads
+from .callback import Callback
 from .folder import RunFolder
 from .result import Result, summarise
-
-
-class Callback:
-    """Told how a run goes on; this one does nothing with it."""
-
-    def on_progress(self, what: str, done: int, total: int) -> None:
-        """So much of a piece of work is done."""
-
-    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
-        """All is prepared; this is where CLIP stands before any training."""
-
-    def on_round(self, record: RoundRecord, rounds: int) -> None:
-        """A round is over, of so many."""
-
 
 SILENT = Callback()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..base.errors import UserError, explain, unknown
-from ..methods.recipe import flat
+from ..base.keys import flat
 
 T = TypeVar("T")
 PARTS = ("labels", "rebalance", "server", "privacy")  # what any method may be combined with

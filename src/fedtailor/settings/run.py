@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 from pydantic.fields import FieldInfo
 
 from ..base.errors import UserError, unknown
+from ..base.keys import flat
 from ..clip.load import BUNDLED
 from ..core import OWN, LocalTraining, Method, PrivacyStep, Rebalancer, Tuner
 from ..data import FORMS, find_source
@@ -26,7 +27,7 @@ from ..evaluation.diagnostics import DIAGNOSTICS, choose
 from ..labelers import LABELERS
 from ..labelers.base import Labeler
 from ..methods import METHODS
-from ..methods.recipe import Entry, flat
+from ..methods.recipe import Entry
 from ..privacy import PRIVACY
 from ..rebalancers import REBALANCERS
 from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS

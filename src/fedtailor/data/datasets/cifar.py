@@ -9,7 +9,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import ArrayImages, Dataset, Indices, Split
-from ..preprocess import PaperPreprocess, Pixels
+from ..paper import PaperPreprocess, Pixels
 from .files import PHOTO, need, read_lines, readable
 
 PIXELS = 3 * 32 * 32

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...base.rng import numpy_generator
 from ..dataset import ArrayImages, Dataset, Indices, Split
-from ..preprocess import Pixels
+from ..paper import Pixels
 from .files import PHOTO
 
 Field = NDArray[np.floating[Any]]  # (N, SIDE, SIDE), one value per pixel

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import ArrayImages, Dataset, Split
-from ..preprocess import PaperPreprocess, Pixels
+from ..paper import PaperPreprocess, Pixels
 from .files import PHOTO
 
 NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

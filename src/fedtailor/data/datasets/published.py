@@ -8,7 +8,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from ..preprocess import PaperPreprocess
+from ..paper import PaperPreprocess
 from .files import PHOTO, folders, hold_out, listed, need, pictures, read_lines, read_pairs, readable
 
 BARE_PHOTO = "a photo of a {}"  # FedCoPL's, without a full stop

@@ -1,0 +1,30 @@
+"""Who is told how a run or a comparison goes. Without torch, so that a progress display need not wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..evaluation.metrics import Score
+    from ..simulation.build import Experiment
+    from ..simulation.loop import RoundRecord
+
+
+class Callback:
+    """Told how a run goes on; this one does nothing with it."""
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        """So much of a piece of work is done."""
+
+    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
+        """All is prepared; this is where CLIP stands before any training."""
+
+    def on_round(self, record: RoundRecord, rounds: int) -> None:
+        """A round is over, of so many."""
+
+
+class ComparisonCallback(Callback):
+    """Hears what happens in each run, and which run is next."""
+
+    def on_run(self, title: str, seed: int, done: int, total: int) -> None:
+        """`done` of `total` runs are over; this one is next."""
