@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..base.errors import UserError
-from ..core.model import CPU
+from ..core.model import CPU, to_device
 from ..core.types import Balance, Batch, View
 from ..data.dataset import Indices
 from .features import FeatureStore
@@ -63,8 +63,8 @@ class ClientData:
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
             index = order[begin : begin + size]
             x, plain = self._fetch(self._pool, index, rng), self._fetch_plain(index)
-            candidates = None if self._candidates is None else self._candidates[index].to(self.device)
-            yield Batch(x, labels[index].to(self.device), index, rng, plain, candidates, balance)
+            candidates = None if self._candidates is None else to_device(self._candidates[index], self.device)
+            yield Batch(x, to_device(labels[index], self.device), index, rng, plain, candidates, balance)
 
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
         """Some of these pictures, perhaps some of them twice, under other labels."""
@@ -89,7 +89,7 @@ class ClientData:
         return self.labelled(torch.nonzero(mask).flatten(), self.labels[mask], candidates)
 
     def _fetch(self, pool: FeatureStore, index: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        return pool.fetch(self._indices[index.numpy()], rng).to(self.device)
+        return to_device(pool.fetch(self._indices[index.numpy()], rng), self.device)
 
     def _fetch_plain(self, index: Tensor) -> Tensor | None:
         return None if self._plain is None else self._fetch(self._plain, index)

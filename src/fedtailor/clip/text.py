@@ -81,6 +81,10 @@ class Layout:
     classes: int  # C, or fewer: classes may be in several sentences
 
     @property
+    def sets(self) -> int:
+        return len(self.grid) // self.classes
+
+    @property
     def last(self) -> Tensor:
         """(C,) each sentence's end-of-text token."""
         return self.grid[:, -1]
@@ -101,7 +105,7 @@ class Layout:
         """(C | 1, 1, L, P + L), for the others: what each sentence sees of the prefix, and what stands before."""
         P, L, device = self.prefix, self.grid.shape[1], self.grid.device
         before = torch.ones(L, P + L, dtype=torch.bool, device=device).tril(P)
-        sees = self.sees[:1] if bool((self.sees == P).all()) else self.sees
+        sees = self.sees if self.sets > 1 else self.sees[:1]
         column = torch.arange(P + L, device=device)
         return before & ((column < sees[:, None]) | (column >= P))[:, None, None]
 

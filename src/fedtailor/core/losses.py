@@ -9,6 +9,11 @@ from .types import Batch
 LEAST = 1e-12  # smaller probabilities count as this
 
 
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """(B, C) of zeros and ones. torch's own looks at the values first, for which a GPU would have to be waited for."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.int64)
+
+
 def entropy(p: Tensor) -> Tensor:
     """−Σ p ln p over the last axis."""
     return -(p * p.clamp_min(LEAST).log()).sum(-1)

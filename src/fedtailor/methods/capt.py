@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from ..algorithms.clustering import ClusterSettings
 from ..algorithms.counts import accuracy_and_f1, class_rows, recount, take_census, validate
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server
-from ..core.losses import log_prior, task_loss
+from ..core.losses import log_prior, one_hot, task_loss
 from ..core.method import resolve, weighted_mean
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
@@ -141,5 +140,5 @@ class CAPT(Method):
 
 def masked(gradient: Tensor, batch: Batch) -> Tensor:
     """(C, M, D) with zeros for classes that the batch does not have."""
-    present = F.one_hot(batch.y, len(gradient)) + (0 if batch.candidates is None else batch.candidates)
+    present = one_hot(batch.y, len(gradient)) + (0 if batch.candidates is None else batch.candidates)
     return gradient * (present > 0).any(0)[:, None, None]

@@ -84,12 +84,13 @@ class FedPuReL(TwoBranches):
 
 def purified(task: Params, align: Params, strength: float = 1.0, joint: bool = False) -> Params:
     """The task gradient without its component against the alignment gradient, where the two conflict."""
-    dots = {name: float((g * align[name]).sum()) for name, g in task.items() if name in align}
-    squares = {name: float(align[name].square().sum()) for name in dots}
-    if joint:
-        dots, squares = dict.fromkeys(dots, sum(dots.values())), dict.fromkeys(squares, sum(squares.values()))
-    conflicting = [name for name, dot in dots.items() if dot < 0]
-    return task | {n: task[n] - strength * dots[n] / squares[n] * align[n] for n in conflicting}  # Alg. 1, l. 12
+    both = [name for name in task if name in align]
+    dots, squares = ({n: (a[n] * align[n]).sum() for n in both} for a in (task, align))
+    if joint and both:
+        dots, squares = (dict.fromkeys(both, torch.stack(list(sums.values())).sum()) for sums in (dots, squares))
+    # Without a look at the numbers, for which a GPU would have to be waited for: nothing is taken where none conflict.
+    share = {n: torch.where(dots[n] < 0, strength * dots[n] / squares[n], 0.0) for n in both}
+    return task | {n: task[n] - share[n] * align[n] for n in both}  # Alg. 1, l. 12
 
 
 def residual_loss(l_G: Tensor, l_P: Tensor, batch: Batch, lam: float) -> Tensor:

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core import Batch, Each, LocalTraining, Me, Method, Model, Params, Reply, Server, linear, log_prior, task_loss
+from ..core.losses import one_hot
 from ..core.optim import Optimiser, gradients
 
 RECTIFIED = "rectified."
@@ -116,7 +117,7 @@ def unified(stats: Sequence[Params], last: Params) -> Params:
 def contrast(f: Tensor, prototypes: Tensor, prior: Tensor, y: Tensor, tau: float) -> Tensor:
     """Cross-entropy of cosines to prototypes, zeros for classes the client lacks; a rare label must win by more."""
     cosines = F.normalize(f, dim=1) @ F.normalize(prototypes, dim=1).T  # (B, C)
-    return F.cross_entropy(cosines / tau + F.one_hot(y, len(prior)) * prior, y)
+    return F.cross_entropy(cosines / tau + one_hot(y, len(prior)) * prior, y)
 
 
 def mixed(directions: Tensor, f: Tensor, n: int, lam: tuple[float, float], rng: torch.Generator) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core import Balance, Batch, Params, Rebalancer
-from ..core.losses import plain_loss
+from ..core.losses import one_hot, plain_loss
 
 STATE = ("rebalance.pos", "rebalance.neg", "rebalance.out", "rebalance.e1", "rebalance.e2")  # what a client keeps
 
@@ -111,4 +111,4 @@ def released(tail: Tensor, draws: Tensor) -> Tensor:
 
 def targets(logits: Tensor, batch: Batch) -> Tensor:
     """(B, C) weights of the labels: a single 1, or a picture's candidates."""
-    return (F.one_hot(batch.y, logits.shape[1]) if batch.candidates is None else batch.candidates).to(logits)
+    return (one_hot(batch.y, logits.shape[1]) if batch.candidates is None else batch.candidates).to(logits)
