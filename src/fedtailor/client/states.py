@@ -63,6 +63,9 @@ class SavedStates(Mapping[int, ClientState]):
             raise KeyError(k)
         return self.read(k)
 
+    def __contains__(self, k: object) -> bool:
+        return k in self.files
+
     def __iter__(self) -> Iterator[int]:
         return iter(self.files)
 

@@ -1,5 +1,6 @@
 """The meaning of an engine: every client of the cohort, in this process, as if one after the other."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,7 +36,7 @@ class LocalEngine(Engine):
         tasks, logged, traced = self.tasks(pass_, server, cohort, inbox), len(self.log), len(self.trace or ())
         # Those with most to do begin first, so that none is left alone at the end.
         order = sorted(tasks, key=lambda k: -len(self.data[k]))
-        threads = self.threads if self.seconds.get(self.job.pass_name(pass_), 1.0) > PAYS else 1
+        threads = self.threads if self.seconds.get(self.job.pass_name(pass_), math.inf) > PAYS else 1
         replies = self.carry_out([partial(self.step, pass_, k, tasks[k]) for k in order], threads)
         self.log[logged:] = sorted(self.log[logged:], key=lambda step: step.client)
         if self.trace is not None:
