@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
 import os
 import shutil
+import signal
+import struct
 import time
 import warnings
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,12 @@ from torch import Tensor
 
 from fedtailor.base.errors import UserError
 from fedtailor.cli import installation
-from fedtailor.clip import feature_cache
-from fedtailor.clip.feature_cache import HEADER, Encoder, NotKept, activations, budget, default_folder, make_room
+from fedtailor.clip import encoder as encoder_module
+from fedtailor.clip import feature_cache, part
+from fedtailor.clip.encoder import Encoder
+from fedtailor.clip.feature_cache import HEADER, NotKept, activations, budget, default_folder, make_room
 from fedtailor.clip.model import Clip
+from fedtailor.clip.part import NOTE, Part
 from fedtailor.data.dataset import ArrayImages
 from fedtailor.data.preprocess import Preprocess
 from tiny import tiny_clip
@@ -85,7 +92,7 @@ def test_right_and_computed_once(clip: Clip, tmp_path: Path, encodings: list[int
 def test_chunks(clip: Clip, tmp_path: Path, encodings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoded two at a time, reported as it goes, the same numbers."""
     whole = get(clip, tmp_path / "whole")
-    monkeypatch.setattr(feature_cache, "CHUNK", 2)
+    monkeypatch.setattr(encoder_module, "CHUNK", 2)
     told: list[tuple[int, int]] = []
     found = get(clip, tmp_path / "chunks", progress=lambda what, done, total: told.append((done, total)))
     assert encodings == [5, 2, 2, 1]
@@ -176,7 +183,7 @@ def test_memory_mapped_and_read_only(clip: Clip, tmp_path: Path) -> None:
 
 def test_a_failure_half_way_leaves_nothing(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture that cannot be read in the second chunk: the error comes through, and no file stays."""
-    monkeypatch.setattr(feature_cache, "CHUNK", 2)
+    monkeypatch.setattr(encoder_module, "CHUNK", 2)
 
     class Torn(ArrayImages):
         def read(self, index: int) -> Any:
@@ -205,7 +212,7 @@ def test_the_space_is_taken_before_the_work(clip: Clip, tmp_path: Path, monkeypa
     """A mapped file that runs out of disk later would kill the process; here it is an error, and no file stays."""
 
     def full(handle: int, begin: int, size: int) -> None:
-        assert (begin, size) == (0, SIZE)
+        assert (begin, size) == (0, SIZE + NOTE.size)
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -264,6 +271,224 @@ def test_two_processes_at_once(clip: Clip, tmp_path: Path) -> None:
     only_file(tmp_path)
 
 
+# --- stopped half-way -----------------------------------------------------------------------------------------------
+
+MANY = some_images(3, 41)  # three chunks, the last of them short
+NPY = "*.npy"
+
+
+def encode_as_far_as(images: int, folder: str, reached: Any, threads: int = 1) -> None:
+    """A process that notes its progress after every chunk, says when so many are encoded, and waits for its end."""
+    torch.set_num_threads(threads)
+    part.SECONDS = -1.0
+
+    def wait(what: str, done: int, total: int) -> None:
+        if done >= images:
+            reached.set()
+            time.sleep(60)
+
+    get(tiny_clip(), Path(folder), images=MANY, progress=wait)
+
+
+def stopped(folder: Path, images: int = 32, how: int = signal.SIGKILL) -> Path:
+    """The part that is left of a process that was ended by a signal."""
+    spawn = multiprocessing.get_context("spawn")
+    reached = spawn.Event()
+    process = spawn.Process(target=encode_as_far_as, args=(images, str(folder), reached, 2))
+    process.start()
+    assert reached.wait(60)
+    os.kill(process.pid or 0, how)
+    process.join(20)
+    assert process.exitcode
+    (left,) = folder.iterdir()
+    assert left.suffix == ".part"
+    return left
+
+
+@pytest.fixture(scope="module")
+def right(clip: Clip, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    return np.array(get(clip, tmp_path_factory.mktemp("right"), images=MANY))
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stopped(tmp_path_factory.mktemp("killed"))
+
+
+@pytest.fixture
+def orphan(left: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(left, tmp_path))
+
+
+def test_what_was_killed_goes_on(clip: Clip, orphan: Path, right: np.ndarray, encodings: list[int]) -> None:
+    """Only what is missing is encoded, the bits are the same, and nothing but the file is left."""
+    told: list[tuple[int, int]] = []
+    found = get(clip, orphan.parent, images=MANY, progress=lambda what, done, total: told.append((done, total)))
+    assert np.array_equal(found, right)
+    assert (encodings, told) == ([9], [(32, 41), (41, 41)])
+    only_file(orphan.parent)
+
+
+def test_what_was_interrupted_goes_on(
+    clip: Clip, tmp_path: Path, right: np.ndarray, encodings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, which also notes what no note was made of yet; before the first picture there is nothing to keep."""
+
+    def interrupt(at: int, what: str, done: int, total: int) -> None:
+        if done >= at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(clip, tmp_path, images=MANY, progress=partial(interrupt, 16))
+    assert names(tmp_path) != set()
+    assert np.array_equal(get(clip, tmp_path, images=MANY), right)
+    assert encodings == [16, 16, 9]
+    only_file(tmp_path)
+    monkeypatch.setattr(Part, "add", partial(interrupt, 0, "adding", 1))
+    with pytest.raises(KeyboardInterrupt):
+        get(clip, tmp_path / "early", images=MANY)
+    assert names(tmp_path / "early") == set()
+
+
+class Slow(ArrayImages):
+    def read(self, index: int) -> Any:
+        time.sleep(0.5)
+        return super().read(index)
+
+
+def encode_slowly(folder: str, begun: Any) -> None:
+    torch.set_num_threads(2)
+    begun.set()
+    get(tiny_clip(), Path(folder), images=Slow(MANY.pixels))
+
+
+def test_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    """Not after the chunks that are being read, each of which takes eight seconds."""
+    spawn = multiprocessing.get_context("spawn")
+    begun = spawn.Event()
+    process = spawn.Process(target=encode_slowly, args=(str(tmp_path), begun))
+    process.start()
+    assert begun.wait(60)
+    time.sleep(1.0)
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(5)
+    assert process.exitcode == 1  # what a KeyboardInterrupt is to multiprocessing
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: HEADER + 64 * 16],  # in the middle of the data
+        lambda data: data[: HEADER // 2],
+        lambda data: b"",
+        lambda data: data + b"\0",
+        lambda data: bytes(len(data)),
+        lambda data: data[: HEADER + 100] + b"\1" + data[HEADER + 101 :],  # one byte of a row
+        lambda data: data[: -NOTE.size] + bytes(NOTE.size),  # killed before the first note
+        lambda data: data[: -NOTE.size] + b"\1" + data[1 - NOTE.size :],  # of another key
+        lambda data: data[:-12] + struct.pack("<Q", 41) + data[-4:],  # says more than there is
+        lambda data: data[:-12] + struct.pack("<Q", 2**60) + data[-4:],
+        lambda data: data.replace(b"(41, 16)", b"(16, 41)"),
+        lambda data: data.replace(b"<f4", b"<i4"),
+    ],
+)
+def test_a_damaged_or_foreign_part_is_not_trusted(
+    clip: Clip, orphan: Path, right: np.ndarray, encodings: list[int], damage: Any
+) -> None:
+    """All is encoded, into another part; this one goes when it is a day old."""
+    good = orphan.read_bytes()
+    orphan.write_bytes(damage(good))
+    assert orphan.read_bytes() != good
+    assert np.array_equal(get(clip, orphan.parent, images=MANY), right)
+    assert encodings == [16, 16, 9]
+    age(orphan, 25)
+    get(clip, orphan.parent)
+    assert len(list(orphan.parent.glob(NPY))) == len(names(orphan.parent)) == 2
+
+
+def test_a_part_that_is_being_filled_is_left_alone(
+    clip: Clip, tmp_path: Path, right: np.ndarray, encodings: list[int]
+) -> None:
+    """While its process lives it is not taken up, though it is good; when that is killed, it is."""
+    spawn = multiprocessing.get_context("spawn")
+    reached = spawn.Event()
+    process = spawn.Process(target=encode_as_far_as, args=(32, str(tmp_path), reached))
+    process.start()
+    assert reached.wait(60)
+    (part,) = tmp_path.iterdir()
+    assert np.array_equal(get(clip, tmp_path, images=MANY), right)
+    assert encodings == [16, 16, 9]
+    assert names(tmp_path) == {part.name, next(tmp_path.glob(NPY)).name}
+    process.kill()
+    process.join(20)
+    next(tmp_path.glob(NPY)).unlink()
+    assert np.array_equal(get(clip, tmp_path, images=MANY), right)
+    assert encodings == [16, 16, 9, 9]
+    only_file(tmp_path)
+
+
+def take_up(barrier: Any, folder: str, out: Any) -> None:
+    """One of three processes that find the same part at once."""
+    torch.set_num_threads(1)
+    clip, done = tiny_clip(), []
+    barrier.wait(60)
+    found = get(clip, Path(folder), images=MANY, progress=lambda what, at, total: (done.append(at), time.sleep(0.3)))
+    out.put((done[0], np.array(found).tobytes()))
+
+
+def test_only_one_takes_up_a_part(orphan: Path, right: np.ndarray) -> None:
+    """The others begin anew, and all end right, with one file."""
+    spawn = multiprocessing.get_context("spawn")
+    barrier, out = spawn.Barrier(3), spawn.Queue()
+    processes = [spawn.Process(target=take_up, args=(barrier, str(orphan.parent), out)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [out.get(timeout=90) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert sorted(first for first, _ in found) == [16, 16, 32]
+    assert {data for _, data in found} == {right.tobytes()}
+    only_file(orphan.parent)
+
+
+def test_a_part_that_no_longer_fits_goes(clip: Clip, orphan: Path, allow: Any) -> None:
+    """The budget may have become smaller meanwhile."""
+    allow(SIZE)
+    with pytest.warns(NotKept, match="would keep them"):
+        assert get(clip, orphan.parent, images=MANY) is None
+    assert names(orphan.parent) == set()
+
+
+def test_a_part_that_is_removed_while_it_is_filled_is_made_anew(
+    clip: Clip, orphan: Path, right: np.ndarray, encodings: list[int]
+) -> None:
+    """By another process that takes it for one of the dead: an old one that was just taken up."""
+    found = get(clip, orphan.parent, images=MANY, progress=lambda *_: orphan.unlink(missing_ok=True))
+    assert np.array_equal(found, right)
+    assert encodings == [9, 16, 16, 9]
+    only_file(orphan.parent)
+
+
+def test_notes_are_made_as_time_goes_by(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After data is on disk, and not with every chunk, since that waits for the disk."""
+    calls: list[str] = []
+    clock = itertools.count(time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    fsync, write = os.fsync, Part.write
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
+
+    def writing(self: Part, at: int, data: memoryview) -> None:
+        calls.append("note" if at == self.begin + self.size else "rows")
+        write(self, at, data)
+
+    monkeypatch.setattr(Part, "write", writing)
+    get(clip, tmp_path, images=some_images(4, 16 * 6))
+    assert calls == [*["rows"] * 4, "fsync", "note", "rows", "rows", "fsync"]
+
+
 # --- fp16 -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +518,7 @@ def test_a_file_of_patches_in_fp32_is_made_anew(
 ) -> None:
     """Used as it is, its numbers would be others than everybody else's."""
     with monkeypatch.context() as before:
-        before.setattr(feature_cache, "HALF", ())
+        before.setattr(encoder_module, "HALF", ())
         assert get(clip, tmp_path, stage="patches").dtype == np.float32
     assert get(clip, tmp_path, stage="patches").dtype == np.float16
     assert encodings == [5, 5]

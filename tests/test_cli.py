@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -136,6 +137,20 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     assert answer.code != 0
     assert "--resume" not in answer.err
     assert not (tmp_path / "other").exists()
+
+
+def test_encoding_shows_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images a second, not counting what was there when it began; other bars have none."""
+    from fedtailor.cli.progress import Progress, Speed
+
+    progress, clock = Progress(enabled=False), itertools.count()
+    progress.bars.get_time = lambda: float(next(clock))
+    for done in (1000, 1016, 1032, 1048):
+        for what in ("encoding images", "other work"):
+            progress.on_progress(what, done, 2000)
+    encoding, other = progress.bars.tasks
+    assert [str(Speed().render(task)) for task in (encoding, other)] == [f"{encoding.speed:.1f} images/s", ""]
+    assert 0 < (encoding.speed or 0) < 16
 
 
 @pytest.mark.parametrize("kind", list(catalogue.KINDS))

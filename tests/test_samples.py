@@ -15,8 +15,10 @@ from fedtailor.base.errors import UserError
 from fedtailor.base.rng import generator
 from fedtailor.client.data import ClientData
 from fedtailor.client.features import CachedFeatures, LiveFeatures, make_features
+from fedtailor.clip import encoder as encoder_module
 from fedtailor.clip import feature_cache
-from fedtailor.clip.feature_cache import Encoder, NotKept
+from fedtailor.clip.encoder import Encoder
+from fedtailor.clip.feature_cache import NotKept
 from fedtailor.core.model import Model
 from fedtailor.data.preprocess import Preprocess
 from fedtailor.simulation.engine import make_engine
@@ -227,7 +229,7 @@ def test_without_room_the_numbers_are_the_same(
     """Also in type, in more pictures than are encoded at once, in any order, and whatever generator there is."""
     model = Model.of(checkpoint(), make_tuner(tuner, {}), dataset().classes, "a {}.", reads=reads)
     kept, live = two_pools(tmp_path, monkeypatch, model, "0", stage=stage)
-    monkeypatch.setattr(feature_cache, "CHUNK", 4)
+    monkeypatch.setattr(encoder_module, "CHUNK", 4)
     some = np.array([7, 0, 3, 3, 12, 1, 40, 2, 5])
     x, y = kept.fetch(some), live.fetch(some, generator(1))
     assert x.dtype == y.dtype == (torch.float16 if reads == "patches" else torch.float32)
@@ -262,7 +264,7 @@ def test_a_live_pool_takes_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest
         return encode(encoder, pixels)
 
     monkeypatch.setattr(Encoder, "encode", counting)
-    monkeypatch.setattr(feature_cache, "CHUNK", 4)
+    monkeypatch.setattr(encoder_module, "CHUNK", 4)
     live.fetch(np.arange(10))
     assert sizes == [4, 4, 2]
 

@@ -13,6 +13,7 @@ import torch
 
 import fedtailor
 from fedtailor.base.errors import UserError
+from fedtailor.base.workers import side_by_side
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState
 from fedtailor.client.states import ClientStates, SavedStates
@@ -21,7 +22,6 @@ from fedtailor.core.types import Me, Params, Reply, Server
 from fedtailor.runs.folder import RunFolder, server_to_bytes
 from fedtailor.simulation import local
 from fedtailor.simulation.loop import run_round
-from fedtailor.simulation.workers import side_by_side
 from world import world
 
 CASES = [("capt", "coupled+class_prompt"), ("fedpurel", "lora"), ("fedcopl", "text_prompt+visual_prompt")]

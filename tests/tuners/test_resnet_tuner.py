@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.clip.feature_cache import Encoder, activations
+from fedtailor.clip.encoder import Encoder
+from fedtailor.clip.feature_cache import activations
 from fedtailor.clip.load import digest
 from fedtailor.clip.model import Shape
 from fedtailor.core.model import Model

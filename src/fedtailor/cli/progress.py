@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from ..runs.callback import Callback, ComparisonCallback
 
@@ -16,11 +26,21 @@ if TYPE_CHECKING:
     from ..simulation.build import Experiment
     from ..simulation.loop import RoundRecord
 
+SPEEDS = {"encoding images": "images/s"}  # bars that show one
+
+
+class Speed(ProgressColumn):
+    """How fast it has gone of late, where that says something."""
+
+    def render(self, task: Task) -> Text:
+        unit, speed = SPEEDS.get(task.description), task.speed
+        return Text(f"{speed:,.{0 if speed >= 10 else 1}f} {unit}" if unit and speed else "")
+
 
 class Progress(Callback):
     def __init__(self, enabled: bool) -> None:
         console = Console(stderr=True)
-        work = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
+        work = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), Speed()
         time = TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         disable = not enabled or not console.is_terminal
         self.bars = Bars(*work, *time, console=console, disable=disable, transient=True)
@@ -35,7 +55,8 @@ class Progress(Callback):
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         if what not in self.tasks:
-            self.tasks[what] = self.bars.add_task(what, total=total, note="")
+            # Beginning where it is: what an earlier run has done says nothing about the speed.
+            self.tasks[what] = self.bars.add_task(what, total=total, completed=done, note="")
         self.bars.update(self.tasks[what], completed=done, total=total)
         if done >= total:
             self.bars.remove_task(self.tasks.pop(what))

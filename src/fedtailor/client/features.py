@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base.progress import ProgressFn
-from ..clip.feature_cache import Encoder, activations
+from ..clip.encoder import Encoder
+from ..clip.feature_cache import activations
 from ..core.model import PRECISIONS, Model
 from ..data.dataset import Images, Indices
 from ..data.preprocess import Preprocess

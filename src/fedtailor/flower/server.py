@@ -30,6 +30,7 @@ from flwr.superlink.grid import HttpGrid
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..base.polling import Backoff
+from ..base.workers import torch_threads
 from ..client.job import ClientState
 from ..remote.engine import RemoteEngine, run_id
 from ..runs.callback import Callback
@@ -37,7 +38,6 @@ from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
-from ..simulation.workers import torch_threads
 from .deployment import Deployment
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal

@@ -25,12 +25,12 @@ import torch
 from ..base.errors import UserError, unknown
 from ..base.files import FolderLock, write_atomic
 from ..base.version import __version__
+from ..base.workers import torch_threads
 from ..clip.load import load
 from ..evaluation.metrics import METRICS
 from ..report.comparison import markdown
 from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
-from ..simulation.workers import torch_threads
 from . import execute
 from .callback import Callback, ComparisonCallback
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec

@@ -9,13 +9,13 @@ from typing import Any
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
+from ..base.workers import torch_threads
 from ..evaluation.testing import score_zero_shot
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
-from ..simulation.workers import torch_threads
 from .callback import Callback
 from .folder import RunFolder
 from .result import Result, summarise

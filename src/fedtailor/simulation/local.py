@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ..base.workers import side_by_side
 from ..client.job import ClientState, Job, Task
 from ..client.step import StepTrace, client_step, decompressed, reply_bytes
 from ..core.types import Params, Pass, Reply, Samples, Server
@@ -13,7 +14,6 @@ from ..evaluation.pseudo_labels import Quality, pseudo_label_quality
 from ..evaluation.testing import score_clients, score_shared
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog
-from .workers import side_by_side
 
 PAYS = 0.01  # seconds: shorter steps are done one after the other, since threads would wait for Python's lock
 

@@ -9,13 +9,13 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from ..base.workers import side_by_side
 from ..client.job import ClientState
 from ..core.calls import TOGETHER
 from ..core.lockstep import in_step
 from ..core.types import Reply
 from .build import Experiment
 from .local import LocalEngine
-from .workers import side_by_side
 
 GROUP = 4  # clients in step
 
