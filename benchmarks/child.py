@@ -16,12 +16,12 @@ from .measure import environment
 from .options import Options
 
 
-def call(options: Options, module: str, function: str, threads: int = 0, **arguments: Any) -> dict[str, Any]:
-    task = json.dumps([module, function, threads or options.threads, arguments])
+def call(options: Options, module: str, function: str, torch_threads: int = 0, **arguments: Any) -> dict[str, Any]:
+    task = json.dumps([module, function, torch_threads or options.threads, arguments])
     if options.quick:
         return obey(task)
     command = [sys.executable, "-m", "benchmarks.child", task]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode:
         raise RuntimeError(f"{module}.{function} {arguments} failed:\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LINUX = sys.platform == "linux"
+LOOK = 0.004  # seconds between two looks at another process
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,16 +32,16 @@ class Cost:
     peak_mb: float
 
 
-def memory_mb(field: str) -> float:
-    """This process's VmRSS (now) or VmHWM (its highest), from Linux's own count; elsewhere the highest for both."""
+def memory_mb(field: str, process: str = "self") -> float:
+    """A process's VmRSS (now) or VmHWM (its highest), from Linux's own count; elsewhere this one's highest for both."""
     if not LINUX:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in bytes on a Mac
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status")
+    raise RuntimeError(f"no {field} in /proc/{process}/status")
 
 
 def forget_peak() -> float:
@@ -73,10 +74,17 @@ def spent(commands: Sequence[Sequence[str]], where: Path, env: Mapping[str, str]
     costs: dict[int, Cost] = {}
 
     def wait(number: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        _, status, usage = os.wait4(process.pid, 0)
+        megabytes = 0.0
+        while True:
+            # The system's own highest counts what this process had when it began the other, so it is looked at there.
+            with suppress(OSError, RuntimeError):
+                megabytes = max(megabytes, memory_mb("VmHWM", str(process.pid)))
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(LOOK)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
-        megabytes = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         if process.returncode == 0:
             costs[number] = Cost(usage.ru_utime + usage.ru_stime, wall, megabytes)
         else:

@@ -84,7 +84,8 @@ def fill_cache(case: str, clip: str, images: int, folder: str) -> dict[str, Any]
         frozen.vision(pixels[:1])
         staged, cost = measured(lambda: frozen.vision(pixels, "pixels", model.stage))
         np.save(Path(folder) / f"{case}-{model.stage}.npy", staged.numpy())
-        np.save(Path(folder) / f"{case}-features.npy", frozen.vision(pixels).numpy())
+        features = staged if model.stage == "features" else frozen.vision(pixels)
+        np.save(Path(folder) / f"{case}-features.npy", features.numpy())
     return {**asdict(cost), "stage": model.stage}
 
 
@@ -127,7 +128,7 @@ def rows_of(case: str, options: Options, peak: float, folder: Path) -> list[Row]
 
 
 def run(options: Options) -> list[Row]:
-    peak = call(options, "flops", "matmul_peak", threads=1, seconds=0.2 if options.quick else 4)["gflops"]
+    peak = call(options, "flops", "matmul_peak", 1, seconds=0.2 if options.quick else 4)["gflops"]
     rows = [Row("step", "matmul peak", "one thread", more={"GFLOP/s": peak})]
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases or CASES:
