@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .measure import Cost, environment, spent
 from .options import Options
-from .rows import Row, median
+from .rows import Row, figures, median
 from .show import note
 
 ALONE = "import fedtailor.simulation.local as l; l.side_by_side = lambda work, threads: [each() for each in work]; "
@@ -57,7 +57,6 @@ def run(options: Options) -> list[Row]:
                 found[way, many] += [vars(cost) for cost in launch(way, many, settings, Path(name))]
     rows = []
     for (way, many), costs in found.items():
-        cpu, wall, memory = (median(costs, field) for field in ("cpu_s", "wall_s", "peak_mb"))
-        more = {"of alone": cpu / median(found[way, 1], "cpu_s")}
-        rows.append(Row("beside", way, "alone" if many == 1 else "beside another", cpu, wall, memory, more=more))
+        more = {"of alone": median(costs, "cpu_s") / median(found[way, 1], "cpu_s")}
+        rows.append(Row("beside", way, "alone" if many == 1 else "beside another", **figures(costs), more=more))
     return rows

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ def text_step(clip: str, way: str, small: bool) -> Compute:
     layout = model.layout
 
     def loss(ctx: Tensor) -> Tensor:
-        return (model.clip.text(layout, shared=ctx) * weights).sum()
+        return cast(Tensor, (model.clip.text(layout, shared=ctx) * weights).sum())
 
     run = torch.compile(loss) if way == "torch.compile" else loss
 
@@ -116,7 +116,7 @@ def run(options: Options) -> list[Row]:
             found = {}
             for way in ways:
                 note(f"compile: {case}, {way}")
-                given = {"clip": options.clip, "small": options.quick, "times": times}
+                given: dict[str, Any] = {"clip": options.clip, "small": options.quick, "times": times}
                 file = str(Path(folder) / f"{case}-{way}.npy")
                 found[way] = done = call(options, "compiled", "one", case=case, way=way, file=file, **given)
                 if "why" in done:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -67,11 +68,8 @@ def the_same_eight() -> Iterator[None]:
     def cohort(self: Method, t: int, clients: int, fraction: float, rng: torch.Generator) -> list[int]:
         return [at for at, _ in enumerate(draw(self, t, clients, fraction, rng))][:COHORT]
 
-    Method.cohort = cohort  # type: ignore[method-assign]
-    try:
+    with patch.object(Method, "cohort", cohort):
         yield
-    finally:
-        Method.cohort = draw  # type: ignore[method-assign]
 
 
 def go(experiment: Experiment) -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -73,12 +74,9 @@ def random_features() -> Iterator[None]:
             like = model.clip.vision(pixels, "pixels", stage)
         return RandomFeatures(torch.randn(TABLE, *like.shape[1:], generator=torch.Generator().manual_seed(1)))
 
-    before = build.make_features
-    build.make_features = features  # type: ignore[assignment]
-    try:
+    before: Any = vars(build)["make_features"]
+    with patch.object(build, "make_features", features):
         yield
-    finally:
-        build.make_features = before
 
 
 def synthetic(method: str, clients: int, train: int, tests: int, **settings: Any) -> Experiment:

@@ -17,11 +17,11 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 
 def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
 def attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ class Counting(TorchDispatchMode):
     """`with Counting() as count: …`, then count.total."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +47,8 @@ class Counting(TorchDispatchMode):
 
 
 def gflop(work: Callable[[], object]) -> float:
-    with Counting() as count:
+    count = Counting()
+    with count:
         work()
     return count.total / 1e9
 

@@ -20,7 +20,7 @@ import numpy as np
 from .child import call
 from .options import Options
 from .plot import Curve, plot
-from .rows import Row
+from .rows import Row, figures
 from .show import note
 
 SIZES = {  # what grows: full, and quick
@@ -59,13 +59,12 @@ def points(options: Options, what: str, module: str, function: str, **more: Any)
 
 
 def point_rows(case: str, sizes: Sequence[int], found: Sequence[dict[str, Any]], peak: float) -> list[Row]:
-    return [
-        Row(
-            "growth", case, str(size), *(each[name] for name in ("cpu_s", "wall_s", "peak_mb")),
-            each.get("gflop"), each["gflop"] / each["cpu_s"] / peak if each.get("gflop") else None,
-        )
-        for size, each in zip(sizes, found, strict=True)
-    ]  # fmt: skip
+    rows = []
+    for size, each in zip(sizes, found, strict=True):
+        count = each.get("gflop")
+        of = count / each["cpu_s"] / peak if count and each["cpu_s"] else None
+        rows.append(Row("growth", case, str(size), **figures([each]), gflop=count, of_peak=of))
+    return rows
 
 
 def run(options: Options) -> list[Row]:

@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedtailor.core.types import Server
 from fedtailor.settings.engines import ENGINES
 from fedtailor.settings.run import make_run
@@ -26,6 +24,7 @@ from fedtailor.simulation.build import Experiment, build
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
 
+from .arrays import difference, save
 from .child import call
 from .federations import synthetic
 from .measure import measured
@@ -65,14 +64,8 @@ def some_rounds(method: str, clients: int, engine: str, threads: int, rounds: in
         finally:
             carrier.close()
     change = {name: (value - first.params[name]).numpy() for name, value in server.params.items()}
-    np.savez(file, **change)
+    save(Path(file), change)
     return {**asdict(cost), "cpu_s": cost.cpu_s / rounds, "wall_s": cost.wall_s / rounds}
-
-
-def difference(one: Path, other: Path) -> float:
-    with np.load(one) as a, np.load(other) as b:
-        apart = sum(float(np.square(a[name] - b[name]).sum()) for name in a.files) ** 0.5
-        return apart / sum(float(np.square(a[name]).sum()) for name in a.files) ** 0.5
 
 
 def variants(options: Options) -> list[tuple[str, int]]:
@@ -100,9 +93,16 @@ def compared(options: Options, method: str, clients: int, rounds: int, folder: P
     for again in range(options.times):
         for engine, threads in kinds:
             note(f"round: {method}, {clients} clients, {engine} threads={threads}, {again + 1} of {options.times}")
-            given = {"method": method, "clients": clients, "engine": engine, "threads": threads, "rounds": rounds}
+            given: dict[str, Any] = {
+                "method": method,
+                "clients": clients,
+                "engine": engine,
+                "threads": threads,
+                "rounds": rounds,
+            }
             given |= {"quick": options.quick, "file": str(files[engine, threads])}
-            found[engine, threads].append(call(options, "round", "some_rounds", threads, **given))
+            within = 1 if options.quick else threads
+            found[engine, threads].append(call(options, "round", "some_rounds", within, **given))
     rows = []
     for kind in kinds:
         cpu, wall, memory = (median(found[kind], name) for name in ("cpu_s", "wall_s", "peak_mb"))

@@ -35,5 +35,10 @@ def median(found: Sequence[dict[str, Any]], name: str) -> float:
     return float(statistics.median(each[name] for each in found))
 
 
+def figures(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The medians that every row has."""
+    return {name: median(found, name) for name in ("cpu_s", "wall_s", "peak_mb")}
+
+
 def ratio(first: float, this: float) -> float | None:
     return first / this if this else None

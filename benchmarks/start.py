@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .measure import Cost, environment, spent
 from .options import Options
-from .rows import Row, median
+from .rows import Row, figures
 from .show import note
 
 MAIN = "from fedtailor.cli import main; main()"
@@ -60,7 +60,4 @@ def run(options: Options) -> list[Row]:
                     note(f"start: default run, {case}, {variant}, {again + 1} of {options.times}")
                     key = f"default run, {case}", variant
                     found.setdefault(key, []).append(vars(one(words, folder, cache)))
-    return [
-        Row("start", case, variant, *(median(costs, field) for field in ("cpu_s", "wall_s", "peak_mb")))
-        for (case, variant), costs in found.items()
-    ]
+    return [Row("start", case, variant, **figures(costs)) for (case, variant), costs in found.items()]

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedtailor.client.features import CachedFeatures
 from fedtailor.core.types import Params
 
+from .arrays import difference, save
 from .cases import CASES, make_scene
 from .child import call
 from .clips import make_clip
@@ -72,7 +73,8 @@ def one(case: str, variant: str, clip: str, classes: int, images: int, folder: s
     (loss, grads), cost = measured(work)
     if variant == "ours":
         loss = scene.loss(x.fetch(which), None)
-    np.savez(where / f"{case}-{variant}.npz", **{"loss ": loss.numpy()}, **{n: g.numpy() for n, g in grads.items()})
+    save(where / f"{case}-{variant}.npz", {name: grad.numpy() for name, grad in grads.items()})
+    save(where / f"{case}-{variant}-loss.npz", {"loss": loss.numpy()})
     return asdict(cost)
 
 
@@ -89,21 +91,15 @@ def fill_cache(case: str, clip: str, images: int, folder: str) -> dict[str, Any]
     return {**asdict(cost), "stage": model.stage}
 
 
-def difference(folder: Path, case: str) -> float:
-    """The larger of the losses' and the gradients' relative difference; the same parameters must have one."""
-    with np.load(folder / f"{case}-naive.npz") as naive, np.load(folder / f"{case}-ours.npz") as ours:
-        if set(naive.files) != set(ours.files):
-            return float("inf")
-        loss = abs(float(naive["loss "]) - float(ours["loss "])) / max(1.0, abs(float(naive["loss "])))
-        names = [name for name in naive.files if name != "loss "]
-        apart = sum(float(np.square(naive[name] - ours[name]).sum()) for name in names) ** 0.5
-        norm = sum(float(np.square(naive[name]).sum()) for name in names) ** 0.5
-    return max(loss, apart / norm) if norm else float("inf")
+def apart(folder: Path, case: str) -> float:
+    """The larger of the losses' and the gradients' relative difference."""
+    ends = (".npz", "-loss.npz")
+    return max(difference(*(folder / f"{case}-{variant}{end}" for variant in VARIANTS)) for end in ends)
 
 
 def rows_of(case: str, options: Options, peak: float, folder: Path) -> list[Row]:
     classes, images = (5, min(4, CASES[case].batch)) if options.quick else (100, CASES[case].batch)
-    common = {"case": case, "clip": options.clip, "folder": str(folder)}
+    common: dict[str, Any] = {"case": case, "clip": options.clip, "folder": str(folder)}
     cache = call(options, "step", "fill_cache", images=images, **common)
     found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     off = 0.0
@@ -111,8 +107,9 @@ def rows_of(case: str, options: Options, peak: float, folder: Path) -> list[Row]
         for variant in VARIANTS:
             note(f"step: {case}, {variant}, {again + 1} of {options.times}")
             given = {"variant": variant, "classes": classes, "images": images, "count": False, **common}
-            found[variant].append(call(options, "step", "one", **given))
-        off = max(off, difference(folder, case))
+            found[variant].append(done := call(options, "step", "one", **given))
+            note(f"    {done['cpu_s']:.2f} CPU s, {done['peak_mb']:.0f} MB")
+        off = max(off, apart(folder, case))
     rows = []
     for variant in VARIANTS:
         note(f"step: {case}, {variant}, operations")

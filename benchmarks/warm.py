@@ -21,7 +21,7 @@ from .rows import Row
 from .show import note
 
 if TYPE_CHECKING:
-    from deployed import Deployed
+    from deployed import Deployed  # type: ignore[import-not-found]
 
 
 def own_supernode(there: Deployed, k: int) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks` works: every part in small, its rows whole, and what must be equal equal. No time is judged."""
+"""`python -m benchmarks` works: every part in small, its rows whole, what must be equal equal. No time is judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.flops import gflop
