@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.growth import fit
 from benchmarks.registry import PARTS
 from benchmarks.rows import Row
 
+ROOT = Path(__file__).parent.parent
 QUICK = [name for name, part in PARTS.items() if not part.flower]
 FIELDS = set(Row("", "", "").json())
 
@@ -95,3 +97,12 @@ def test_exponents() -> None:
     sizes = [10, 100, 1000]
     assert fit(sizes, [3 * n**1.5 for n in sizes]) == pytest.approx((1.5, 1.5))
     assert fit(sizes, [7.0, 7.0, 7.0]) == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_the_page_names_tests_and_parts_that_exist() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", page)
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in tests] == []
+    assert set(re.findall(r"^python -m benchmarks (\w+)$", page, re.MULTILINE)) == set(PARTS)
