@@ -35,6 +35,18 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     return given
 
 
+def check(engines: Sequence[str], cases: Sequence[str]) -> None:
+    """Names that nobody knows would measure nothing, and say nothing."""
+    from fedtailor.settings.engines import ENGINES
+
+    from .cases import CASES
+    from .round import METHODS
+
+    for what, names, known in (("engine", engines, ENGINES), ("case", cases, {*CASES, *METHODS})):
+        if unknown := [name for name in names if name not in known]:
+            raise SystemExit(f"no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     given = arguments(sys.argv[1:] if words is None else words)
     if given.list:
@@ -42,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{name:8} {part.idea}{' (needs Flower)' if part.flower else ''}")
         return 0
     engines, cases = (tuple(name for name in text.split(",") if name) for text in (given.engines, given.cases))
+    check(engines, cases)
     options = Options(given.quick, given.shape, given.threads, given.repeats, engines, cases, given.json.absolute())
     rows, about = list[Row](), machine()
     for name in given.parts or PARTS:

@@ -6,7 +6,7 @@ round, in which layouts are made and pictures read, is left out; the time is the
 It is fair since all variants go through the same rounds with the same clients, cohorts and draws, in turns, each in a
 process of its own; and the shared parameters afterwards must be the same, which is checked. An engine is whatever
 `settings/engines.py` lists, `local` with one thread and with two (clients side by side); engines whose clients are in
-other processes only if --engines names them.
+other processes only if --engines names them, and then CPU seconds and memory are the server's alone.
 """
 
 from __future__ import annotations
@@ -71,10 +71,9 @@ def some_rounds(method: str, clients: int, engine: str, threads: int, rounds: in
 def variants(options: Options) -> list[tuple[str, int]]:
     """Engines and threads; the first is what the others are compared with."""
     here = [name for name, entry in ENGINES.items() if not entry.remote]
-    asked = options.engines or tuple(here)
-    usable = [name for name in asked if name in ENGINES and (name != "flower" or find_spec("flwr"))]
-    more = [(name, 1) for name in usable if name != "local"] + [(name, 2) for name in usable]
-    return [("local", 1), *more]
+    asked = [name for name in options.engines or here if not options.quick or name in here]
+    usable = [name for name in asked if name != "flower" or find_spec("flwr")]
+    return [("local", 1), *((name, 1) for name in usable if name != "local"), *((name, 2) for name in usable)]
 
 
 def run(options: Options) -> list[Row]:
