@@ -56,21 +56,27 @@ def main(words: Sequence[str] | None = None) -> int:
     engines, cases = (tuple(name for name in text.split(",") if name) for text in (given.engines, given.cases))
     check(engines, cases)
     options = Options(given.quick, given.shape, given.threads, given.repeats, engines, cases, given.json.absolute())
-    rows, about = list[Row](), machine()
+    rows, failed, about = list[Row](), list[str](), machine()
     for name in given.parts or PARTS:
         if PARTS[name].flower and find_spec("flwr") is None:
             note(f"{name}: left out, Flower is not installed")
             continue
-        found = PARTS[name].run(options)
+        try:
+            found = PARTS[name].run(options)
+        except Exception:  # the other parts need not be lost
+            failed.append(name)
+            PROGRESS.print_exception()
+            continue
         show(name, PARTS[name].idea, found)
         rows += found
         write(options, about, rows)  # after each part, so that what is measured is kept
     note(f"rows: {options.json}")
-    if wrong := [row for row in rows if row.wrong]:
-        for row in wrong:
-            PROGRESS.print(f"{row.part}, {row.case}: {row.variant} is {row.off:.1e} off, {row.allowed:.0e} is allowed")
-        return 1
-    return 0
+    wrong = [row for row in rows if row.wrong]
+    for row in wrong:
+        note(f"{row.part}, {row.case}: {row.variant} is {row.off:.1e} off, {row.allowed:.0e} is allowed")
+    for name in failed:
+        note(f"{name} failed")
+    return int(bool(wrong or failed))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ ALLOWED = 1e-3  # of the change: engines may add up in another order, and Adam d
 def build_one(method: str, clients: int, quick: bool, **settings: Any) -> Experiment:
     if quick:
         return synthetic(method, clients, 8, 40, rounds=9, fraction=0.4, batch=4, **settings)
-    return build(make_run(method, {"clients": clients, "rounds": 99, "fraction": 0.4, "data.min_test": 1, **settings}))
+    few = {"data.min_size": 2, "data.min_test": 1}  # for 100 clients there are not ten pictures for everyone
+    return build(make_run(method, {"clients": clients, "rounds": 99, "fraction": 0.4, **few, **settings}))
 
 
 def some_rounds(method: str, clients: int, engine: str, threads: int, rounds: int, quick: bool, file: str) -> Any:
