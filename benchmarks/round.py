@@ -106,7 +106,7 @@ def compared(options: Options, method: str, clients: int, rounds: int, folder: P
     rows = []
     for kind in kinds:
         cpu, wall, memory = (median(found[kind], name) for name in ("cpu_s", "wall_s", "peak_mb"))
-        faster = ratio(median(found[kinds[0]], "cpu_s"), cpu)
+        faster = None if ENGINES[kind[0]].remote else ratio(median(found[kinds[0]], "cpu_s"), cpu)
         checked = {"off": difference(files[kinds[0]], files[kind]), "allowed": ALLOWED} if kind != kinds[0] else {}
         sooner = {"wall ×": ratio(median(found[kinds[0]], "wall_s"), wall)}
         case, name = f"{method}, {clients} clients", f"engine={kind[0]} threads={kind[1]}"
