@@ -1,196 +1,134 @@
-"""One training step of a learned text context, computed plainly and computed by fedtailor, in ViT-B/16 shapes.
+"""One training step, loss and gradient: ours against what the authors' codes do, in ViT-B/16 shapes, 100 classes.
 
-    python benchmarks/step.py [--classes 100] [--context 16] [--batch 32] [--repeats 3] [--threads 1] [--json]
+naive   `naive.py`: pixels through the whole image tower, every class's 77 tokens, three times over for CAPT
+ours    the real method's gradient, on what the feature cache holds for its tuner
+cache   what `ours` was spared and paid once for all steps and rounds: the pictures up to the tuner's stage
 
-naive   encode the batch's images, encode every class's 77 tokens, cross-entropy, gradient of the context
-ours    read the images' features from the cache, encode the sentences packed and shared, the rest alike
-
-Both give the same loss and gradient, which is checked: a difference ends with exit code 1. Each step runs in a process
-of its own, the two in turn; CPU seconds are medians, memory is the peak above what the loaded model takes. One thread
-by default: CPU seconds then are arithmetic, where two threads on busy cores also count waiting for each other. Weights
-are random, which changes no cost.
+It is fair since both give the same loss and the same gradient: this is checked, and a difference is an error. Each
+variant runs in a process of its own, in turns, after a small step in which torch sets itself up; operations are
+counted in a run of their own, since counting takes time. One thread by default: CPU seconds then are arithmetic, where
+two threads on busy cores also count their waiting for each other. Dropout is off: two ways would drop different
+numbers.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import torch
+from torch import Tensor
 
-SOS, EOT, PERIOD = 49406, 49407, 269
-LINUX = sys.platform == "linux"
-CLOSE = 1e-4  # loss: absolute; gradient: of its norm
+from fedtailor.client.features import CachedFeatures
+from fedtailor.core.types import Params
 
+from .arrays import difference, save
+from .cases import CASES, make_scene
+from .child import call
+from .clips import make_clip
+from .flops import gflop
+from .measure import measured
+from .naive import naive_step
+from .options import Options
+from .rows import Row, median, ratio
+from .show import note
 
-# --- in a child: one measured step ---------------------------------------------------------------------------------
-
-
-def memory_mb(field: str) -> float:
-    """This process's VmRSS (now) or VmHWM (its highest), from Linux's own count; elsewhere the highest for both."""
-    if not LINUX:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in bytes on a Mac
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status")
+ALLOWED = 1e-4  # of the gradient's norm, and of the loss; fp32 in another order of sums
+VARIANTS = ("naive", "ours")
 
 
-def child(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Run `kind` once and write what it computed to the folder; its CPU seconds and peak memory."""
-    import torch
-    import torch.nn.functional as F
-    from torch import Tensor
-
-    from fedtailor.clip.model import Clip, Shape
-    from fedtailor.clip.text import arrange, pack
-
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    clip = Clip(Shape(512, 224, 16, 768, 12, 12, 77, 49408, 512, 12, 8)).freeze()
-    clip.logit_scale.fill_(math.log(100))  # as in the published models: differences show
-    rng = torch.Generator().manual_seed(1)
-    names = [
-        torch.randint(1000, 40000, (int(torch.randint(1, 4, (), generator=rng)),), generator=rng).tolist()
-        for _ in range(options.classes)
-    ]
-    pixels = torch.randn(options.batch, 3, 224, 224, generator=rng)
-    labels = torch.randint(options.classes, (options.batch,), generator=rng)
-    start = 0.02 * torch.randn(options.context, clip.text.width, generator=rng)
-
-    def naive(classes: int, images: int) -> tuple[Tensor, Tensor]:
-        ctx = start.clone().requires_grad_()
-        ids = torch.zeros(classes, 77, dtype=torch.long)
-        for row, name in zip(ids, names[:classes], strict=True):
-            sentence = [SOS, *[0] * len(ctx), *name, PERIOD, EOT]
-            row[: len(sentence)] = torch.tensor(sentence)
-        embedded = clip.text.token_embedding(ids)
-        rows = ctx.expand(classes, -1, -1)
-        embedded = torch.cat([embedded[:, :1], rows, embedded[:, 1 + len(ctx) :]], dim=1)
-        with torch.no_grad():
-            seen = clip.vision(pixels[:images])
-        return descend(seen, clip.text.plain(ids, embedded), ctx)
-
-    def ours(classes: int, images: int) -> tuple[Tensor, Tensor]:
-        ctx = start.clone().requires_grad_()
-        seen = torch.from_numpy(np.load(folder / "features.npy"))[:images]
-        layout = pack([arrange(name, sos=SOS, eot=EOT, shared=len(ctx), after=[PERIOD]) for name in names[:classes]])
-        return descend(seen, clip.text(layout, shared=ctx), ctx)
-
-    def descend(seen: Tensor, texts: Tensor, ctx: Tensor) -> tuple[Tensor, Tensor]:
-        logits = clip.scale * F.normalize(seen, dim=-1) @ F.normalize(texts, dim=-1).T
-        loss = F.cross_entropy(logits, labels[: len(seen)] % len(texts))
-        return loss.detach(), torch.autograd.grad(loss, ctx)[0]
-
-    def cache(classes: int, images: int) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            seen = clip.vision(pixels[:images])
-        np.save(folder / "features.npy", seen.numpy())
-        return seen, seen
-
-    run = {"naive": naive, "ours": ours, "cache": cache}[kind]
-    run(min(2, options.classes), 1)  # what a first call sets up is nobody's cost
-    before, began = memory_mb("VmRSS"), time.process_time()
-    if LINUX:
-        Path("/proc/self/clear_refs").write_text("5")  # the highest counts from here
-    loss, gradient = run(options.classes, options.batch)
-    cpu = time.process_time() - began
-    np.savez(folder / f"{kind}.npz", loss=loss.numpy(), gradient=gradient.numpy())
-    return {"cpu_s": cpu, "peak_mb": memory_mb("VmHWM") - before}
+def pixels_of(clip: str, images: int, size: int) -> Tensor:
+    return torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(3))
 
 
-# --- in the parent: take turns, compare, report --------------------------------------------------------------------
+def one(case: str, variant: str, clip: str, classes: int, images: int, folder: str, count: bool) -> dict[str, Any]:
+    """Take one step, write its loss and gradient to the folder, and say what it took; or count its operations."""
+    frozen, where = make_clip(clip), Path(folder)
+    scene, small = make_scene(case, frozen, classes), make_scene(case, frozen, 2)
+    stage = scene.model.stage
+    if variant == "ours":
+        x, plain = (CachedFeatures(np.load(where / f"{case}-{name}.npy")) for name in (stage, "features"))
+        which = np.arange(images)
+        spare = plain if stage != "features" and scene.method.teacher else None
+        scene.model.zero_shot, scene.model.layout  # noqa: B018  # made once a run, as the layouts of CAPT's three sets
+        scene.loss(x.fetch(which[:1]), None)
+        small.gradient(x.fetch(which[:1]), None if spare is None else spare.fetch(which[:1]))
 
-
-def measure(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    own = [f"--{name}={getattr(options, name)}" for name in ("classes", "context", "batch", "threads")]
-    command = [sys.executable, __file__, *own, f"--child={kind}", f"--folder={folder}"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
-
-
-def differences(folder: Path) -> tuple[float, float]:
-    with np.load(folder / "naive.npz") as naive, np.load(folder / "ours.npz") as ours:
-        loss = abs(float(naive["loss"]) - float(ours["loss"]))
-        gradient = np.linalg.norm(naive["gradient"] - ours["gradient"]) / np.linalg.norm(naive["gradient"])
-    return loss, float(gradient)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--context", type=int, default=16, help="learned tokens")
-    parser.add_argument("--batch", type=int, default=32, help="images of a step")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    for name in ("classes", "context", "batch", "repeats", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    if options.context > 77 - 6:
-        parser.error("--context leaves no room in 77 tokens; 71 is the most")
-    return options
-
-
-def main() -> int:
-    options = arguments()
-    if options.child:
-        print(json.dumps(child(options.child, options, options.folder)))
-        return 0
-    runs: dict[str, list[dict[str, float]]] = {"naive": [], "ours": []}
-    off = {"loss": 0.0, "gradient": 0.0}
-    progress = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as name, progress.status("") as status:
-        folder = Path(name)
-        status.update("image features, once for every later step")
-        once = measure("cache", options, folder)
-        for repeat in range(options.repeats):
-            for kind, done in runs.items():
-                status.update(f"{kind}, {repeat + 1} of {options.repeats}")
-                done.append(measure(kind, options, folder))
-                progress.print(f"{kind:5} {done[-1]['cpu_s']:7.2f} CPU s {done[-1]['peak_mb']:7.0f} MB")
-            loss, gradient = differences(folder)
-            off = {"loss": max(off["loss"], loss), "gradient": max(off["gradient"], gradient)}
-    middle = {
-        kind: {figure: statistics.median(run[figure] for run in done) for figure in ("cpu_s", "peak_mb")}
-        for kind, done in runs.items()
-    }
-    ratio = middle["naive"]["cpu_s"] / middle["ours"]["cpu_s"]
-    if options.json:
-        print(json.dumps({**middle, "ratio": ratio}))
+        def work() -> tuple[Tensor, Params]:
+            data = x.fetch(which), None if spare is None else spare.fetch(which)
+            return torch.zeros(()), scene.gradient(*data)
     else:
-        show(options, middle, ratio, once)
-    progress.print(f"naive and ours differ by {off['loss']:.1e} in loss, {off['gradient']:.1e} of the gradient's norm")
-    return 0 if off["loss"] <= CLOSE and off["gradient"] <= CLOSE else 1
+        pixels = pixels_of(clip, images, frozen.shape.image_size)
+        scene.model.zero_shot, small.model.zero_shot  # noqa: B018  # theirs too is made once
+        naive_step(small, pixels[:1])
+
+        def work() -> tuple[Tensor, Params]:
+            return naive_step(scene, pixels)
+
+    if count:
+        return {"gflop": gflop(work)}
+    (loss, grads), cost = measured(work)
+    if variant == "ours":
+        loss = scene.loss(x.fetch(which), None)
+    save(where / f"{case}-{variant}.npz", {name: grad.numpy() for name, grad in grads.items()})
+    save(where / f"{case}-{variant}-loss.npz", {"loss": loss.numpy()})
+    return asdict(cost)
 
 
-def show(
-    options: argparse.Namespace, middle: dict[str, dict[str, float]], ratio: float, once: dict[str, float]
-) -> None:
-    title = f"one step: {options.classes} classes, {options.context} context tokens, {options.batch} images"
-    table = Table("", "CPU s", "peak MB", title=f"{title}, ViT-B/16", min_width=70)
-    for kind, figures in middle.items():
-        table.add_row(kind, f"{figures['cpu_s']:.2f}", f"{figures['peak_mb']:.0f}")
-    memory = middle["naive"]["peak_mb"] / middle["ours"]["peak_mb"]
-    table.add_row("naive ÷ ours", f"{ratio:.1f}", f"{memory:.1f}")
-    table.caption = f"ours reads cached image features ({once['cpu_s']:.1f} CPU s, once for all steps)"
-    Console().print(table)
+def fill_cache(case: str, clip: str, images: int, folder: str) -> dict[str, Any]:
+    """The pictures as the feature cache has them: at the tuner's stage, and CLIP's own features."""
+    frozen = make_clip(clip)
+    model, pixels = make_scene(case, frozen, 2).model, pixels_of(clip, images, frozen.shape.image_size)
+    with torch.no_grad():
+        frozen.vision(pixels[:1])
+        staged, cost = measured(lambda: frozen.vision(pixels, "pixels", model.stage))
+        np.save(Path(folder) / f"{case}-{model.stage}.npy", staged.numpy())
+        features = staged if model.stage == "features" else frozen.vision(pixels)
+        np.save(Path(folder) / f"{case}-features.npy", features.numpy())
+    return {**asdict(cost), "stage": model.stage}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def apart(folder: Path, case: str) -> float:
+    """The larger of the losses' and the gradients' relative difference."""
+    ends = (".npz", "-loss.npz")
+    return max(difference(*(folder / f"{case}-{variant}{end}" for variant in VARIANTS)) for end in ends)
+
+
+def rows_of(case: str, options: Options, peak: float, folder: Path) -> list[Row]:
+    classes, images = (5, min(4, CASES[case].batch)) if options.quick else (100, CASES[case].batch)
+    common: dict[str, Any] = {"case": case, "clip": options.clip, "folder": str(folder)}
+    cache = call(options, "step", "fill_cache", images=images, **common)
+    found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    off = 0.0
+    for again in range(options.times):
+        for variant in VARIANTS:
+            note(f"step: {case}, {variant}, {again + 1} of {options.times}")
+            given = {"variant": variant, "classes": classes, "images": images, "count": False, **common}
+            found[variant].append(done := call(options, "step", "one", **given))
+            note(f"    {done['cpu_s']:.2f} CPU s, {done['peak_mb']:.0f} MB")
+        off = max(off, apart(folder, case))
+    rows = []
+    for variant in VARIANTS:
+        note(f"step: {case}, {variant}, operations")
+        given = {"variant": variant, "classes": classes, "images": images, "count": True, **common}
+        count = call(options, "step", "one", **given)["gflop"]
+        cpu, wall, memory = (median(found[variant], name) for name in ("cpu_s", "wall_s", "peak_mb"))
+        faster = ratio(median(found["naive"], "cpu_s"), cpu)
+        of = count / cpu / peak if cpu else None
+        checked = {"off": off, "allowed": ALLOWED} if variant == "ours" else {}
+        more = {"classes": classes, "images": images}
+        rows.append(Row("step", case, variant, cpu, wall, memory, count, of, faster, more=more, **checked))
+    return [*rows, Row("step", case, f"cache: {cache['stage']}", *(cache[n] for n in ("cpu_s", "wall_s", "peak_mb")))]
+
+
+def run(options: Options) -> list[Row]:
+    peak = call(options, "flops", "matmul_peak", 1, seconds=0.2 if options.quick else 4)["gflops"]
+    rows = [Row("step", "matmul peak", "one thread", more={"GFLOP/s": peak})]
+    with tempfile.TemporaryDirectory() as folder:
+        for case in options.cases or CASES:
+            if case in CASES:
+                rows += rows_of(case, options, peak, Path(folder))
+    return rows

@@ -1,28 +1,32 @@
 """A client that stays against one that is started for each message: seconds of a round over Flower, side by side.
 
-    python benchmarks/warm.py [ROUNDS]
-
 A server and three sites on loopback with a few pictures each, one site a round. Sites 0 and 2 are `fedtailor flower
 client`, whose process keeps CLIP loaded; site 1 is the same behind Flower's own SuperNode, which starts a process for
-each message. Which site a round has is drawn, so the two kinds alternate. The first round of each site, in which its
-pictures are encoded, is left out.
+each message. It is fair since which site a round has is drawn, so the two kinds alternate in one run. The first round
+of each site, in which its pictures are encoded, is left out, and so is the last, which has the tests in it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "flower")]
-from deployed import SITES, Deployed, free_ports, write_data  # noqa: E402
+from .measure import ROOT
+from .options import Options
+from .rows import Row
+from .show import note
+
+if TYPE_CHECKING:
+    from deployed import Deployed  # type: ignore[import-not-found]
 
 
 def own_supernode(there: Deployed, k: int) -> subprocess.Popen[bytes]:
+    from deployed import free_ports
+
     home = there.home / "clients" / f"client-{k}"
     words = [
         *("flower-supernode", "--superlink", f"127.0.0.1:{there.port}", "--root-certificates", str(home / "ca.pem")),
@@ -34,7 +38,10 @@ def own_supernode(there: Deployed, k: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, env={**there.environment, **quiet}, stdout=log, stderr=log)
 
 
-def main(rounds: int) -> None:
+def seconds_of(rounds: int) -> dict[str, list[float]]:
+    sys.path[:0] = [str(ROOT / "tests" / "flower")]
+    from deployed import SITES, Deployed, write_data
+
     folder = Path(tempfile.mkdtemp())
     there = Deployed(folder, write_data(folder / "data"))
     there.server()
@@ -48,18 +55,24 @@ def main(rounds: int) -> None:
         there.finished("warm")
     finally:
         there.stop()
-    seconds: dict[str, list[float]] = {"stays": [], "started anew": []}
+    seconds: dict[str, list[float]] = {"started for each message": [], "stays": []}
     met: set[int] = set()
-    for row in there.rows("warm")[:-1]:  # the last one has the tests in it
+    for row in there.rows("warm")[:-1]:
         (k,) = row["cohort"]
         if k in met:
-            seconds["started anew" if k == 1 else "stays"].append(row["seconds"])
+            seconds["started for each message" if k == 1 else "stays"].append(row["seconds"])
         met.add(k)
-    medians = {name: round(statistics.median(values), 2) for name, values in seconds.items()}
-    counts = {name: len(values) for name, values in seconds.items()}
-    ratio = round(medians["started anew"] / medians["stays"], 1)
-    print(json.dumps({"seconds a round": medians, "rounds": counts, "ratio": ratio, "cores": os.cpu_count()}, indent=1))
+    return seconds
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+def run(options: Options) -> list[Row]:
+    rounds = 10 if options.quick else 20
+    note(f"warm: {rounds} rounds over Flower")
+    seconds = seconds_of(rounds)
+    medians = {kind: statistics.median(each) if each else None for kind, each in seconds.items()}
+    slow, rows = medians["started for each message"], []
+    for kind, middle in medians.items():
+        faster = slow / middle if slow and middle else ""
+        more = {"rounds": len(seconds[kind]), "wall ×": faster, "all": seconds[kind]}
+        rows.append(Row("warm", "a round over Flower", kind, wall_s=middle, more=more))
+    return rows
