@@ -31,9 +31,9 @@ def call(options: Options, module: str, function: str, torch_threads: int = 0, *
 def obey(task: str) -> dict[str, Any]:
     module, function, threads, arguments = json.loads(task)
     work = getattr(import_module(f"benchmarks.{module}"), function)
-    from fedtailor.runs.execute import threads as in_threads  # sets how OpenMP waits, then imports torch
+    from fedtailor.base.workers import torch_threads  # sets how OpenMP waits, then imports torch
 
-    with in_threads(threads):
+    with torch_threads(threads):
         result: dict[str, Any] = json.loads(json.dumps(work(**arguments)))
     return result
 

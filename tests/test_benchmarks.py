@@ -20,7 +20,12 @@ from benchmarks.registry import PARTS
 from benchmarks.rows import Row
 
 ROOT = Path(__file__).parent.parent
-QUICK = [name for name, part in PARTS.items() if not part.flower]
+LONG = ("round", "beside", "start", "compile")  # in `pytest -m slow`
+QUICK = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+    for name, part in PARTS.items()
+    if not part.flower
+]
 FIELDS = set(Row("", "", "").json())
 
 
@@ -74,6 +79,7 @@ def test_a_step_of_every_method_equals_the_naive_one(rows_of: Found) -> None:
         assert ours["ratio"] is not None
 
 
+@pytest.mark.slow
 def test_engines_and_threads_reach_the_same_parameters(rows_of: Found) -> None:
     compared = [row for row in rows_of("round") if row["off"] is not None]
     assert {"engine=local threads=2"} <= {row["variant"] for row in compared}

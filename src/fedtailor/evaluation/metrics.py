@@ -93,9 +93,9 @@ class Scores:
 
     def mean(self) -> Score:
         """The unweighted mean over clients, of each number over the clients that have it."""
-        overall = [value for value in self.overall if value is not None]
+        overall = self.values["overall"][~np.isnan(self.values["overall"])]
         means = {name: known(mean(column, axis=0)) for name, column in self.values.items()}
-        return Score(means, listed(mean(self.per_class, axis=0)), min(overall, default=None))
+        return Score(means, listed(mean(self.per_class, axis=0)), float(overall.min()) if len(overall) else None)
 
 
 def score_parts(truth: Indices, predicted: Indices, owner: Indices, K: int, groups: Groups) -> Scores:
@@ -118,6 +118,8 @@ def known(value: Any) -> float | None:
 
 
 def listed(values: Numbers) -> tuple[float | None, ...]:
+    if not np.isnan(values).any():
+        return tuple(values.tolist())
     return tuple(None if value != value else value for value in values.tolist())  # NaN alone is not itself
 
 
