@@ -61,6 +61,7 @@ def test_a_single_one_has_all_threads() -> None:
     before = torch.get_num_threads()
     assert side_by_side([torch.get_num_threads], 2) == [2]
     assert side_by_side([torch.get_num_threads] * 3, 1) == [1, 1, 1]
+    assert side_by_side([torch.get_num_threads] * 3, 4) == [1, 1, 1]
     assert torch.get_num_threads() == before
 
 
@@ -99,22 +100,25 @@ def test_an_error_names_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_steps_are_done_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is known how long they take."""
-    asked: list[int] = []
+    """Once it is known how long they take; with as many threads of torch's each, so that time decides no bit."""
+    asked: list[bool] = []
 
-    def watching(work: list[Callable[[], Any]], threads: int) -> list[Any]:
-        asked.append(threads)
-        return side_by_side(work, threads)
+    def watching(work: list[Callable[[], Any]], threads: int, at_once: bool) -> list[Any]:
+        asked.append(at_once)
+        return side_by_side(work, threads, at_once)
 
     monkeypatch.setattr(local, "side_by_side", watching)
     experiment = world("fedclip", "adapter", threads=2)
-    for limit, expected in ((1e9, [2, 1]), (0.0, [2, 2])):
+    for limit, expected in ((1e9, [True, False]), (0.0, [True, True])):
         monkeypatch.setattr(local, "PAYS", limit)
         engine, server = local.make_engine(experiment, None, None), experiment.job.first_server()
         asked.clear()
         for _ in range(2):
             experiment.job.method.round(server, [0, 1], engine)
         assert asked == expected
+    for size, each in ((1, 4), (2, 2), (3, 1), (9, 1)):
+        for at_once in (True, False):
+            assert side_by_side([torch.get_num_threads] * size, 4, at_once) == [each] * size
 
 
 def test_a_rounds_changes_stand_apart_until_it_counts() -> None:

@@ -58,13 +58,17 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def side_by_side(work: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """Every result, in order; at most so many at a time. The first that fails ends all."""
+def side_by_side(work: Sequence[Callable[[], T]], threads: int, at_once: bool = True) -> list[T]:
+    """Every result, in order; at most so many at a time. The first that fails ends all.
+
+    Without `at_once` one after the other, each with as many of torch's threads as it would have had: the same bits.
+    """
     workers = min(threads, len(work))
-    if workers <= 1:
-        with torch_threads(threads):
+    inner = max(1, threads // max(1, workers))
+    if workers <= 1 or not at_once:
+        with torch_threads(inner):
             return [each() for each in work]
-    with pool(workers, max(1, threads // workers)) as submit:
+    with pool(workers, inner) as submit:
         futures = [submit(each) for each in work]
         wait(futures, return_when=FIRST_EXCEPTION)
         return [future.result() for future in futures if future.done()]  # raises what was raised

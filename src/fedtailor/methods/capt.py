@@ -105,9 +105,8 @@ class CAPT(Method):
         """Of images z' with the classes' sentences, with P_g ("shared"), with P_c ("own") or with both."""
         texts = model.texts(theta, sets, batch.rng)  # t_g, t_c, t
         scores = {rows: model.clip.scale * z @ t.T for rows, t in texts.items()}
-        return {
-            rows: task_loss(s if rows == "shared" else s + log_pi, batch) for rows, s in scores.items()
-        }  # Eqs. 1, 2
+        adjusted = {rows: s if rows == "shared" else s + log_pi for rows, s in scores.items()}
+        return {rows: task_loss(s, batch) for rows, s in adjusted.items()}  # Eqs. 1, 2
 
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""

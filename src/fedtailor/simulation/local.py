@@ -36,15 +36,15 @@ class LocalEngine(Engine):
         tasks, logged, traced = self.tasks(pass_, server, cohort, inbox), len(self.log), len(self.trace or ())
         # Those with most to do begin first, so that none is left alone at the end.
         order = sorted(tasks, key=lambda k: -len(self.data[k]))
-        threads = self.threads if self.seconds.get(self.job.pass_name(pass_), math.inf) > PAYS else 1
-        replies = self.carry_out([partial(self.step, pass_, k, tasks[k]) for k in order], threads)
+        pays = self.seconds.get(self.job.pass_name(pass_), math.inf) > PAYS
+        replies = self.carry_out([partial(self.step, pass_, k, tasks[k]) for k in order], pays)
         self.log[logged:] = sorted(self.log[logged:], key=lambda step: step.client)
         if self.trace is not None:
             self.trace[traced:] = sorted(self.trace[traced:], key=lambda step: step.client)
         return dict(sorted(zip(order, replies, strict=True)))
 
-    def carry_out(self, work: Sequence[Callable[[], Reply]], threads: int) -> list[Reply]:
-        return side_by_side(work, threads)
+    def carry_out(self, work: Sequence[Callable[[], Reply]], at_once: bool) -> list[Reply]:
+        return side_by_side(work, self.threads, at_once)
 
     def step(self, pass_: Pass, k: int, task: Task) -> Reply:
         began, before = time.perf_counter(), self.clients[k]

@@ -1,7 +1,7 @@
 """The cohort in groups whose clients train in step, so that their small matrices become one large one.
 
 Equal to the loop within the rounding of fp32: the same sums in larger products. A group has the same clients whatever
-the number of threads, so that the bits do not depend on it.
+the number of threads, so that the bits do not depend on it, unless there are more threads than groups.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ GROUP = 4  # clients in step
 
 
 class StackedEngine(LocalEngine):
-    def carry_out(self, work: Sequence[Callable[[], Reply]], threads: int) -> list[Reply]:
+    def carry_out(self, work: Sequence[Callable[[], Reply]], at_once: bool) -> list[Reply]:
         groups = [partial(in_step, work[i : i + GROUP]) for i in range(0, len(work), GROUP)]
-        return list(chain.from_iterable(side_by_side(groups, threads)))
+        return list(chain.from_iterable(side_by_side(groups, self.threads, at_once)))
 
 
 def pays(experiment: Experiment) -> bool:

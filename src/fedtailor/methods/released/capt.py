@@ -68,13 +68,15 @@ class ReleasedCAPT(CarriedMomentum, CAPT):
     def losses(
         self, model: Model, theta: Params, batch: Batch, z: Tensor, log_pi: Tensor, sets: Sequence[str]
     ) -> dict[str, Tensor]:
-        raw, bend = self.against == "raw", model.bend(theta)
-        found = super().losses(
-            model, theta, batch, z, log_pi, ["both"] if raw and "both" in sets else [] if raw else sets
+        if self.against == "text":
+            return super().losses(model, theta, batch, z, log_pi, sets)
+        bend, found = (
+            model.bend(theta),
+            super().losses(model, theta, batch, z, log_pi, [s for s in sets if s == "both"]),
         )
-        if raw and "shared" in sets and bend.shared is not None:
+        if "shared" in sets and bend.shared is not None:
             found["shared"] = raw_general(z, bend.shared, self.tau)
-        if raw and "own" in sets and bend.own is not None:
+        if "own" in sets and bend.own is not None:
             found["own"] = task_loss(raw_class_aware(z, bend.own, self.tau) + log_pi, batch)
         return found
 
