@@ -99,7 +99,13 @@ def split(x: Tensor, heads: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention over (…, L, H, d), the layout that a projection leaves; mask is True where a query may look."""
+    """Attention over (…, L, H, d), the layout that a projection leaves; mask is True where a query may look.
+
+    With two leading axes they are taken as one, since the fused kernel knows only one; the mask is of the second."""
+    if q.dim() == 5:
+        N, C = q.shape[:2]
+        mask = mask.repeat(N, 1, 1, 1) if mask is not None and N > 1 < len(mask) else mask
+        return attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask).unflatten(0, (N, C))
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(-3, -2)
 
