@@ -105,7 +105,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     if q.dim() == 5:
         N, C = q.shape[:2]
         mask = mask.repeat(N, 1, 1, 1) if mask is not None and N > 1 < len(mask) else mask
-        return attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask).unflatten(0, (N, C))
+        out = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
+        return out.view(N, C, *out.shape[1:])
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(-3, -2)
 
