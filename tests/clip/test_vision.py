@@ -9,7 +9,7 @@ import torch
 from clip_helpers import difference, low_rank, normal, relative, small_clip
 from torch import Tensor
 
-from fedtailor.clip.block import MATRICES, LowRank, deltas_at, drop
+from fedtailor.clip.block import MATRICES, LowRank, attend, attend_one, deltas_at, drop, split
 from fedtailor.clip.model import Clip
 from fedtailor.clip.vision import EMBEDDED, Prompt, Prompts, VisionTransformer
 
@@ -245,3 +245,23 @@ def test_dropout_keeps_the_mean() -> None:
     assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.005)
     assert out.mean().item() == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_needs_no_keys_and_values(masked: bool) -> None:
+    """Broken: the read-out of either tower is another than CLIP's, or what is learned gets another gradient."""
+    N, C, L, H, d = 2, 3, 5, 4, 6
+    K, V, (key_bias, value_bias, *_) = normal(3, H * d, H * d, dtype=torch.float64)
+    mask = torch.ones(C, 1, 1, L, dtype=torch.bool)
+    mask[1, ..., 3:] = mask[2, ..., 1] = False
+    here = mask if masked else None
+
+    def found(direct: bool) -> tuple[Tensor, ...]:
+        q = normal(N, C, 1, H, d, seed=1, dtype=torch.float64).requires_grad_()
+        x = normal(N, C, L, H * d, seed=2, dtype=torch.float64).requires_grad_()
+        k, v = split(x @ K.T + key_bias, H), split(x @ V.T + value_bias, H)
+        out = attend_one(q, x, K, V, value_bias, here) if direct else attend(q, k, v, here)
+        return out, *torch.autograd.grad(out.square().sum(), (q, x))
+
+    for ours, textbook in zip(found(True), found(False), strict=True):
+        assert difference(ours, textbook) < EXACT

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .product import affine, times
+
 MATRICES = "qkvo"
 SCALE = {"quick_gelu": 1.702, "gelu": 1.0}
 Rng = torch.Generator | None  # for dropout; None: evaluation
@@ -59,7 +61,7 @@ def drop(x: Tensor, rate: float, rng: Rng) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDeltas) -> Tensor:
-    out, delta = F.linear(x, weight, bias), deltas.on.get(which)
+    out, delta = affine(x, weight, bias), deltas.on.get(which)
     if delta is None:
         return out
     parts, sizes = delta if isinstance(delta, Several) else ((delta,), (len(x),))
@@ -111,6 +113,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(-3, -2)
 
 
+Lay = Callable[[Tensor], Tensor]
+
+
+def as_they_are(x: Tensor) -> Tensor:
+    return x
+
+
+def attend_one(
+    q: Tensor, x: Tensor, key: Tensor, value: Tensor, value_bias: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Attention of one query (…, 1, H, d) to tokens (…, L, W), of which neither keys nor values are computed.
+
+    The key matrix goes to the query, and the value matrix to the mean: q · K x = (Kᵀ q) · x, and Σ a V x = V Σ a x.
+    A bias of the keys would add the same for all tokens, which softmax does not see.
+    """
+    *many, length, width = x.shape
+    heads, d = q.shape[-2:]
+    K, V = (matrix.view(heads, d, width) for matrix in (key, value))
+    asks = torch.matmul(q.view(-1, heads, d).transpose(0, 1) * d**-0.5, K).transpose(0, 1)  # (B, H, W)
+    scores = torch.matmul(asks, x.view(-1, length, width).mT)
+    if mask is not None:
+        scores = scores.view(*many, heads, length).masked_fill(~mask.squeeze(-2), -torch.inf).view_as(scores)
+    means = torch.matmul(scores.softmax(dim=-1), x.view(-1, length, width))
+    values = torch.matmul(means.transpose(0, 1), V.mT).transpose(0, 1)  # (B, H, d)
+    return (values + value_bias.view(heads, d)).view_as(q)
+
+
 def normal(*shape: int, std: float) -> nn.Parameter:
     """Drawn at random, unless it only holds the place of weights that are loaded: that would import half of torch."""
     values = torch.empty(shape)
@@ -135,15 +164,26 @@ class Attention(nn.Module):
         if any(which in deltas.on for which in "qkv"):
             q, k, v = (self.project(x, which, deltas) for which in "qkv")
         else:  # one matrix product instead of three
-            parts = F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            parts = affine(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
             q, k, v = (split(part, self.heads) for part in parts)
         return q, k, v
+
+    def ask(
+        self, one: Tensor, x: Tensor, deltas: LayerDeltas, mask: Tensor | None = None, lay: Lay = as_they_are
+    ) -> Tensor:
+        """What one token of each sequence, (…, 1, W), gets from it, (…, 1, H, d); `lay` makes sequences of x."""
+        q = self.project(one, "q", deltas)
+        if "k" in deltas.on or "v" in deltas.on:
+            k, v = (lay(self.project(x, which, deltas)) for which in "kv")
+            return attend(q, k, v, mask)
+        _, key, value = self.in_proj_weight.chunk(3)
+        return attend_one(q, lay(x), key, value, self.in_proj_bias.chunk(3)[2], mask)
 
 
 class FrozenMlp(torch.autograd.Function):
     """residual + W₂ act(W₁ x + b₁) + b₂ with frozen weights: of all that is N × 4W, only one is kept for the gradient.
 
-    x·σ(1.702x) is silu(1.702x) / 1.702, and both factors go into the matrix products, where they cost nothing.
+    x·σ(1.702x) is silu(1.702x) / 1.702, and both factors go to what is narrow or added anyway.
     """
 
     @staticmethod
@@ -151,12 +191,12 @@ class FrozenMlp(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, act: str
     ) -> Tensor:
         scale = SCALE[act]
-        inner = torch.addmm(b1, x.reshape(-1, x.shape[-1]), w1.t(), beta=scale, alpha=scale)
+        inner = times(x * scale, w1, b1 * scale)
         kept = ctx.needs_input_grad[0]
         ctx.act = act
         ctx.save_for_backward(*([inner, w1, w2] if kept else []))
         active = F.gelu(inner) if act == "gelu" else F.silu(inner, inplace=not kept)
-        return torch.addmm(b2, active, w2.t(), alpha=1 / scale).view_as(x).add_(residual)
+        return torch.add(residual, times(active, w2, b2 * scale), alpha=1 / scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -164,9 +204,9 @@ class FrozenMlp(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, grad, None, None, None, None, None
         inner, w1, w2 = ctx.saved_tensors
-        wide = grad.reshape(-1, grad.shape[-1]).mm(w2)
+        wide = times(grad, w2.t())
         back = torch.ops.aten.gelu_backward if ctx.act == "gelu" else torch.ops.aten.silu_backward
-        return back(wide, inner).mm(w1).view_as(grad), grad, None, None, None, None, None
+        return times(back(wide, inner), w1.t()), grad, None, None, None, None, None
 
 
 class Mlp(nn.Module):
@@ -197,11 +237,9 @@ class Block(nn.Module):
         return self.finish(x, attend(*self.attn.qkv(self.ln_1(x), deltas), mask), deltas)
 
     def first(self, x: Tensor, deltas: LayerDeltas = NONE_HERE) -> Tensor:
-        """Only the first token's output, (…, L, W) → (…, W): it alone is a query."""
+        """Only the first token's output, (B, L, W) → (B, W): it alone is a query."""
         normed = self.ln_1(x)
-        q = self.attn.project(normed[..., :1, :], "q", deltas)
-        k, v = (self.attn.project(normed, which, deltas) for which in "kv")
-        return self.finish(x[..., :1, :], attend(q, k, v), deltas).squeeze(-2)
+        return self.finish(x[:, :1], self.attn.ask(normed[:, :1], normed, deltas), deltas).squeeze(1)
 
     def finish(self, x: Tensor, attended: Tensor, deltas: LayerDeltas) -> Tensor:
         """What follows the attention: output matrix, residual, MLP."""

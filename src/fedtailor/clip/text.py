@@ -6,7 +6,7 @@ features for C sentences that share a beginning, as prompts do, with fewer sums:
 * what is behind the end-of-text token is cut: attention is causal and only that token is read;
 * the shared beginning ([SOS] and the learned context) is computed once, not C times;
 * what follows is packed end to end without padding;
-* the last layer is computed for the end-of-text tokens only.
+* the last layer is computed for the end-of-text tokens only, and has no keys and values (`attend_one`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -259,8 +259,11 @@ def overwrite(x: Tensor, layout: Layout, layer: int, rows: Tensor) -> Tensor:
 def last_layer(block: Block, x: Tensor, layout: Layout, deltas: LayerDeltas) -> Tensor:
     """(N, P + T, W) → (N, C, W), of the end-of-text tokens."""
     normed = block.ln_1(x)
-    q = block.attn.project(normed.index_select(1, layout.last), "q", deltas).unsqueeze(2)  # one each
-    k, v = (block.attn.project(normed, which, deltas) for which in "kv")
-    k, v = (t.index_select(1, layout.keys).unflatten(1, (len(layout.grid), -1)) for t in (k, v))
-    attended = attend(q, k, v, layout.reach).squeeze(2)
+    ends = normed.index_select(1, layout.last).unsqueeze(2)
+
+    def lay(x: Tensor) -> Tensor:
+        sentences: Tensor = x.index_select(1, layout.keys).unflatten(1, (len(layout.grid), -1))
+        return sentences
+
+    attended = block.attn.ask(ends, normed, deltas, layout.reach, lay).squeeze(2)
     return block.finish(x.index_select(1, layout.last), attended, deltas)

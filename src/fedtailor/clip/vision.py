@@ -26,6 +26,7 @@ from .block import (
     TowerDeltas,
     Transformer,
     attend,
+    attend_one,
     deltas_at,
     linear,
     normal,
@@ -185,8 +186,11 @@ class AttentionPool(nn.Module):
             return split(linear(x, matrix.weight, matrix.bias, which, deltas), self.heads)
 
         q = project(tokens if all_tokens else tokens[:, :1], self.q_proj, "q")
-        k, v = project(tokens, self.k_proj, "k"), project(tokens, self.v_proj, "v")
-        out = cast(Tensor, self.c_proj(attend(q, k, v).flatten(-2)))
+        if all_tokens or "k" in deltas.on or "v" in deltas.on:
+            attended = attend(q, project(tokens, self.k_proj, "k"), project(tokens, self.v_proj, "v"))
+        else:
+            attended = attend_one(q, tokens, self.k_proj.weight, self.v_proj.weight, self.v_proj.bias)
+        out = cast(Tensor, self.c_proj(attended.flatten(-2)))
         return out if all_tokens else out.squeeze(1)
 
 
