@@ -208,6 +208,20 @@ def test_complementarity_by_hand() -> None:
     assert_allclose(complement_distance(comp / 2), [0.5, 0, 0.5])
 
 
+def test_comp_over_head_and_tail_leaves_the_middle_out() -> None:
+    """Eq. 6: of 40, 30, 20 and 10 pictures of all clients, the third class is the middle, and only others count."""
+    counts = np.array([[20, 0, 20, 0], [0, 30, 0, 0], [20, 0, 0, 10]])
+    d = counts / counts.sum(axis=1, keepdims=True)
+    by_hand = [[sum(d[i, c] * (1 - d[j, c]) for c in (0, 1, 3)) for j in range(3)] for i in range(3)]
+    few = complementarity(d[:, [0, 1, 3]])
+    assert few[0, 1] == pytest.approx(by_hand[0][1]) == 0.5
+    assert complementarity(d)[0, 1] == pytest.approx(1.0)
+    settings = ClusterSettings(over="head+tail", n_diverse=2)
+    assert settings.labels(counts, 0)[1] == DIVERSE["linkage"](few, 2, 0).tolist()
+    # In a part of the clients, head and tail are still those of all.
+    assert settings.labels(counts[:2], 0, counts.sum(0))[1] == DIVERSE["linkage"](few[:2, :2], 2, 0).tolist()
+
+
 def test_complementarity_is_of_the_first_with_the_second() -> None:
     """Distributions can't tell the two orders apart; (1, 1) and (0, 1) can: 1 · 1 + 1 · 0, not 0 · 0 + 1 · 0."""
     assert_array_equal(complementarity(np.array([[1.0, 1.0], [0.0, 1.0]])), [[0, 1], [1, 0]])

@@ -70,6 +70,33 @@ def test_presets() -> None:
     assert made("preset=original", "tuner.length=3", method="promptfl").tuner.options["length"] == 3
 
 
+def test_published_is_the_print() -> None:
+    """CAPT, Sec. 4.1 and App. B; FedCoPL, Sec. 4.1. What is tuned is the default, and stays so."""
+    capt = make_run("capt", preset="published")
+    assert (capt.rounds, capt.clients, capt.fraction) == (100, 20, 0.4)
+    assert (capt.local.epochs, capt.local.batch, capt.local.lr, capt.local.schedule) == (1, 32, 0.001, "constant")
+    method = capt.method.options
+    assert (method["lam"], method["la"], method["mask"]) == (1.0, 0.0, "sample")
+    clusters = {"metric": "js", "similar": "kmeans", "diverse": "kmeans", "over": "head+tail"}
+    assert method["clusters"] == clusters | {"n_similar": 3, "n_diverse": 3}
+    assert capt.tuner.options["coupled"]["length"] == capt.tuner.options["class_prompt"]["length"] == 4
+    fedcopl = make_run("fedcopl", preset="published")
+    assert (fedcopl.rounds, fedcopl.clients, fedcopl.fraction, fedcopl.labels.options["pool"]) == (20, 10, 1.0, "all")
+    local = fedcopl.local
+    assert (local.epochs, local.lr, local.momentum, local.schedule) == (10, 0.1, 0.9, "cosine")
+    fedpurel = make_run("fedpurel", preset="published")
+    assert (fedpurel.rounds, fedpurel.clients, fedpurel.method.options["scope"]) == (100, 20, "joint")
+    for name in ("capt", "fedcopl", "fedpurel"):
+        assert make_run(name, preset="tuned") == make_run(name) != make_run(name, preset="published")
+
+
+def test_fedcopls_baselines_are_trained_as_fedcopl_is() -> None:
+    """Sec. 4.1: one optimiser for all, and a rate that falls."""
+    local = make_run("fedcopl").local
+    for name in ("promptfl", "promptprox", "pfedprompt", "fedotp"):
+        assert make_run(name, preset="fedcopl").local == local
+
+
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_and_preset_makes_a_run(name: str) -> None:
     """What the catalogue offers is what the settings take, and builds its method and tuner."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedtailor.algorithms.clustering import ClusterSettings
 from fedtailor.algorithms.counts import class_rows, macro_f1
@@ -88,7 +89,7 @@ def test_row_mask() -> None:
     """Classes 2 and 4 are absent from the batch: their rows get no gradient, the others the whole of theirs."""
     g, (case, theta, inbox) = golden("capt_model_g1c3"), golden_case()
     leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
-    found = RELEASED.model_copy(update={"mask": True}).gradient(case.model, inbox)(leaves, case.batch)
+    found = RELEASED.model_copy(update={"mask": "batch"}).gradient(case.model, inbox)(leaves, case.batch)
     theirs = g["grad_after_mask.prompt_learner.class_aware_ctx"]
     assert theirs[[2, 4]].abs().sum() == 0
     assert found["class.ctx"][[2, 4]].abs().sum() == 0
@@ -99,6 +100,39 @@ def test_row_mask_takes_candidate_classes_too() -> None:
     candidates = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
     batch = Batch(torch.zeros(1), torch.tensor([1]), torch.tensor([0]), candidates=candidates)
     assert masked(torch.ones(4, 1, 1), batch).flatten().tolist() == [0, 1, 1, 0]
+
+
+def test_row_mask_by_sample() -> None:
+    """Sec. 3.2: each picture updates the rows of its own class and no other's; P_g and F learn as without a mask.
+
+    So the rows' gradient is the sum, over pictures, of what each alone would give under the mask by batch."""
+    case, theta, inbox = golden_case()
+    leaves = {n: v.clone().requires_grad_() for n, v in theta.items()}
+    by = {mask: CAPT(mask=mask).gradient(case.model, inbox)(leaves, case.batch) for mask in ("none", "batch", "sample")}
+    one_by_one = torch.zeros_like(theta["class.ctx"])
+    for i in range(len(case.batch.y)):
+        alone = Batch(case.batch.x[i : i + 1], case.batch.y[i : i + 1], case.batch.index[i : i + 1])
+        one_by_one += CAPT(mask="batch").gradient(case.model, inbox)(leaves, alone)["class.ctx"] / len(case.batch.y)
+    close_gradient(by["sample"]["class.ctx"], one_by_one)
+    assert (by["sample"]["class.ctx"] - by["batch"]["class.ctx"]).norm() > 0.01 * by["batch"]["class.ctx"].norm()
+    for name in set(theta) - {"class.ctx"}:
+        close_gradient(by["sample"][name], by["none"][name])
+    losses = [CAPT(mask=mask).loss(case.model, theta, case.batch, inbox) for mask in ("none", "sample")]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize(("tuner", "settings"), [("coupled", {"length": 2}), ("class_prompt", {"length": 2})])
+def test_table_4_prompts_of_one_kind_have_one_loss(tuner: str, settings: dict[str, int]) -> None:
+    """General alone is Eq. 1, without a prior; class-aware alone is Eq. 2, counted once. la adds nothing to either."""
+    case, (_, _, inbox) = GoldenCase(make_tuner(tuner, settings)), golden_case()
+    theta = case.model.init(torch.Generator().manual_seed(0))
+    batch = case.batch
+    with torch.no_grad():
+        s = 100 * case.model.image(theta, batch.x) @ case.model.text(theta).T
+        s = s if tuner == "coupled" else s + log_prior(inbox["counts"])
+        losses = [CAPT(la=la).loss(case.model, theta, batch, inbox) for la in (0.0, 1.0)]
+    torch.testing.assert_close(losses[0], F.cross_entropy(s, batch.y), rtol=1e-4, atol=1e-4)
+    assert torch.equal(*losses)
 
 
 def parts(method: CAPT) -> dict[str, float]:
@@ -467,4 +501,4 @@ def test_defaults_of_the_released_code() -> None:
     made = ReleasedCAPT.model_validate({"clusters": {"metric": "kl"}, "schedule": {"arms": [1, 2]}})
     assert (made.clusters.metric, made.clusters.n_similar, made.clusters.n_diverse) == ("kl", 4, 4)
     assert (made.schedule.arms, made.schedule.draws) == ((1, 2), 4)
-    assert (made.floor, made.mask, made.last, made.carry, made.against) == (0.1, False, False, "shared", "raw")
+    assert (made.floor, made.mask, made.last, made.carry, made.against) == (0.1, "none", False, "shared", "raw")

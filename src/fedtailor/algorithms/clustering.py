@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from ..core import Options
+from ..data.groups import by_share
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -28,20 +29,25 @@ class ClusterSettings(Options):
     metric: Literal["js", "kl", "wasserstein", "tv", "cosine"] = Field("js", description="of similarity (Table 8)")
     similar: Literal["kmeans", "gmm", "hierarchical", "spectral", "dbscan"] = Field("kmeans", description="Table 9")
     diverse: Literal["linkage", "kmeans"] = Field("linkage", description="how complementary clients are joined")
+    over: Literal["all", "head+tail"] = Field("all", description="classes in Comp; the middle ones are not in Eq. 6")
     n_similar: int = Field(3, ge=1, description="similarity clusters (Fig. 6)")
     n_diverse: int = Field(4, ge=1, description="heterogeneity clusters (Fig. 6)")
 
-    def labels(self, counts: ArrayLike, seed: int) -> Sequence[Sequence[int]]:
-        """Both, from (K, C) counts of clients' samples."""
-        return self.cluster_similar(counts, seed).tolist(), self.cluster_diverse(counts, seed).tolist()
+    def labels(self, counts: ArrayLike, seed: int, total: ArrayLike | None = None) -> Sequence[Sequence[int]]:
+        """Both, from (K, C) counts of clients' samples; `total` (C,) are those of all clients, if there are more."""
+        return self.cluster_similar(counts, seed).tolist(), self.cluster_diverse(counts, seed, total).tolist()
 
     def cluster_similar(self, counts: ArrayLike, seed: int = 0) -> Labels:
         """(K,) labels of clients with like classes, from (K, C) counts of their samples."""
         return CLUSTERINGS[self.similar](similarity(proportions(counts), self.metric), self.n_similar, seed)
 
-    def cluster_diverse(self, counts: ArrayLike, seed: int = 0) -> Labels:
+    def cluster_diverse(self, counts: ArrayLike, seed: int = 0, total: ArrayLike | None = None) -> Labels:
         """(K,) labels of clients that complete each other, from (K, C) counts of their samples."""
-        return DIVERSE[self.diverse](complementarity(proportions(counts)), self.n_diverse, seed)
+        d = proportions(counts)
+        if self.over == "head+tail":
+            groups = by_share(np.asarray(np.sum(counts, axis=0) if total is None else total))
+            d = d[:, np.union1d(groups.head, groups.tail)]
+        return DIVERSE[self.diverse](complementarity(d), self.n_diverse, seed)
 
 
 def proportions(counts: ArrayLike) -> Matrix:
@@ -144,8 +150,9 @@ CLUSTERINGS: dict[str, Clustering] = {
 def complementarity(d: Matrix) -> Matrix:
     """(K, K), near 1 where j lacks what i has, for i < j and mirrored.
 
-    Head and tail are all classes. Adding them up separately, the common classes first, matters only to ties: pairs that
-    share no class are equally complementary, and rounding decides which is joined first, as in the released code.
+    Here the classes of d are head and tail. Adding them up separately, the common classes first, matters only to ties:
+    pairs that share no class are equally complementary, and rounding decides which is joined first, as in the released
+    code.
     """
     common_first = d.sum(axis=0).argsort()[::-1]
     head, tail = np.split(common_first, [int(HEAD * d.shape[1])])

@@ -5,11 +5,13 @@ Notation: P_g → general.ctx, P_c → class.ctx, F → couple.0.*, z' → z, t_
 [P_c, CLASS] and [P_g, P_c, CLASS], π → prior, d_k → a client's label counts, λ → lam. Which prompts there are, and
 whether F couples them to the image tower, is the tuner: coupled+class_prompt, or one of its parts (Tables 4, 5).
 Departures, all of them in docs/methods/capt.md: the integrated prompt has a loss of its own (la; not in Eq. 4),
-clients are joined by complete linkage, P_g has three rows and P_c one, rewards are measured on held-out data.
+Comp is over all classes and clients are joined by complete linkage, rows are masked by the batch's classes, P_g has
+three rows and P_c one, rewards are measured on held-out data. preset=published takes back all but the last.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -24,11 +26,12 @@ from ..core.losses import log_prior, one_hot, task_loss
 from ..core.method import resolve, weighted_mean
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
+MASK = "which class-aware rows get a gradient: of a picture's own class, of the batch's classes, all"
 
 
 class CAPT(Method):
     share = {"general.*": DIVERSE, "text.*": DIVERSE, "class.*": SIMILAR, "couple.*": GLOBAL}
-    neutral = {"ge": 0.0, "lam": 0.0, "prior": False, "mask": False, "clustering": False}
+    neutral = {"ge": 0.0, "lam": 0.0, "prior": False, "mask": "none", "clustering": False}
     neutral |= {"bandit": False, "floor": -1.0}
     short = {name: f"clusters.{name}" for name in ClusterSettings.model_fields}
     short |= {name: f"schedule.{name}" for name in BanditSettings.model_fields}
@@ -37,7 +40,7 @@ class CAPT(Method):
     lam: float = Field(1.0, ge=0, title="λ", description="weight of L_ca, Eq. 4")
     la: float = Field(1.0, ge=0, description="weight of the integrated prompt's logit-adjusted cross-entropy")
     prior: bool = Field(True, title="π", description="global label proportions in the losses, Eq. 2")
-    mask: bool = Field(True, description="only the prompts of classes in the batch get a gradient")
+    mask: Literal["sample", "batch", "none"] = Field("batch", description=MASK)
     clustering: bool = Field(True, description="false: every client a cluster of its own (Table 4)")
     clusters: ClusterSettings = ClusterSettings()
     floor: float = Field(0.0, ge=-1, lt=1, description="share of a class above which a client's rows count; -1: FedAvg")
@@ -89,30 +92,43 @@ class CAPT(Method):
             rows = self.names(theta, SIMILAR)
             return {name: masked(g, batch) if name in rows else g for name, g in whole(theta, batch).items()}
 
-        return gradient if self.mask else whole
+        return gradient if self.mask == "batch" else whole
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         bend, z = model.bend(theta), model.image(theta, batch.x, batch.rng)
         log_pi = log_prior(start["counts"]).to(z.device) if self.prior else z.new_zeros(model.classes)
-        weights = {"shared": self.ge * (bend.shared is not None), "own": self.lam * (bend.own is not None)}
-        weights = {rows: weight for rows, weight in {**weights, "both": self.la}.items() if weight}
-        losses = self.losses(model, theta, batch, z, log_pi, list(weights))
-        return sum((weight * losses[rows] for rows, weight in weights.items()), z.new_zeros(()))  # Eq. 4
+        general, own = bend.shared is not None, bend.own is not None
+        weights = {"shared": self.ge * general, "own": self.lam * own}
+        # With prompts of one kind, the integrated prompt is that kind's: its loss is not counted twice.
+        weights["both"] = self.la if (general and own) or not any(weights.values()) else 0.0
+        losses = self.losses(model, theta, batch, z, log_pi, [rows for rows, weight in weights.items() if weight])
+        return sum((weights[rows] * loss for rows, loss in losses.items()), z.new_zeros(()))  # Eq. 4
 
     def losses(
         self, model: Model, theta: Params, batch: Batch, z: Tensor, log_pi: Tensor, sets: Sequence[str]
     ) -> dict[str, Tensor]:
         """Of images z' with the classes' sentences, with P_g ("shared"), with P_c ("own") or with both."""
-        texts = model.texts(theta, sets, batch.rng)  # t_g, t_c, t
-        scores = {rows: model.clip.scale * z @ t.T for rows, t in texts.items()}
+        scores = self.scores(model, theta, batch, z, sets)
         adjusted = {rows: s if rows == "shared" else s + log_pi for rows, s in scores.items()}
         return {rows: task_loss(s, batch) for rows, s in adjusted.items()}  # Eqs. 1, 2
+
+    def scores(self, model: Model, theta: Params, batch: Batch, z: Tensor, sets: Sequence[str]) -> dict[str, Tensor]:
+        """cos(t_g, z')/τ, cos(t_c, z')/τ, cos(t, z')/τ."""
+        scale, own = model.clip.scale, self.names(theta, SIMILAR)
+        if self.mask != "sample":
+            return {rows: scale * z @ t.T for rows, t in model.texts(theta, sets, batch.rng).items()}
+        # P_c has its gradient from a second pass, of the same value: the picture's own class there, nothing else.
+        fixed = model.texts({n: v.detach() if n in own else v for n, v in theta.items()}, sets, batch.rng)
+        free = model.texts({n: v if n in own else v.detach() for n, v in theta.items()}, sets, batch.rng)
+        of_own = {rows: present(batch, len(t)) * (z.detach() @ (t - t.detach()).T) for rows, t in free.items()}
+        return {rows: scale * (z @ t.T + of_own[rows]) for rows, t in fixed.items()}
 
     def clustered(self, server: Server, replies: Mapping[int, Reply]) -> tuple[Server, dict[int, Reply]]:
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
         cohort, members, seed = sorted(replies), dict(replies), number(server.seed, "clusters", server.round)
         alone = range(len(cohort))
-        labels = self.clusters.labels(server.state["counts"][cohort], seed) if self.clustering else (alone, alone)
+        counts = server.state["counts"] if self.clustering else None
+        labels = (alone, alone) if counts is None else self.clusters.labels(counts[cohort], seed, counts.sum(0))
         for scope, label in zip((SIMILAR, DIVERSE), labels, strict=True):  # Eqs. 5, 6
             groups, names = dict(zip(cohort, label, strict=True)), self.names(server.params, scope)
             own = {k: Reply({name: replies[k].params[name] for name in names}) for k in cohort}
@@ -139,5 +155,9 @@ class CAPT(Method):
 
 def masked(gradient: Tensor, batch: Batch) -> Tensor:
     """(C, M, D) with zeros for classes that the batch does not have."""
-    present = one_hot(batch.y, len(gradient)) + (0 if batch.candidates is None else batch.candidates)
-    return gradient * (present > 0).any(0)[:, None, None]
+    return gradient * present(batch, len(gradient)).any(0)[:, None, None]
+
+
+def present(batch: Batch, classes: int) -> Tensor:
+    """(B, C): whether it is a picture's class, or one of its candidates."""
+    return one_hot(batch.y, classes) + (0 if batch.candidates is None else batch.candidates) > 0

@@ -21,7 +21,7 @@ from ...algorithms.clustering import ClusterSettings
 from ...base.errors import UserError
 from ...core import Batch, Each, Me, Model, Params, Reply, Server
 from ...core.losses import task_loss
-from ..capt import CAPT
+from ..capt import CAPT, MASK
 from .relay import CHAIN, CarriedMomentum
 
 
@@ -38,7 +38,7 @@ class ReleasedCAPT(CarriedMomentum, CAPT):
 
     against: Literal["text", "raw"] = Field("raw", description="L_ge, L_ca: raw prompts, or text features")
     tau: float = Field(0.1, gt=0, title="τ", description="temperature with against=raw")
-    mask: bool = Field(False, description="only the prompts of classes in the batch get a gradient")
+    mask: Literal["sample", "batch", "none"] = Field("none", description=MASK)
     clusters: FourClusters = FourClusters()
     floor: float = Field(0.1, ge=-1, lt=1, description="share of a class above which a client's rows count; -1: FedAvg")
     schedule: FourDraws = FourDraws()
