@@ -22,7 +22,7 @@ from .options import Options
 from .rows import Row, figures, median
 from .show import note
 
-ALONE = "import fedtailor.simulation.local as l; l.side_by_side = lambda work, threads: [each() for each in work]; "
+ALONE = "import fedtailor.simulation.local as l; l.side_by_side = lambda work, *how, **more: [do() for do in work]; "
 MAIN = "from fedtailor.cli import main; main()"
 WAYS = {  # policy, and what is run
     "own": ("", MAIN),

@@ -97,7 +97,8 @@ def cpu_seconds() -> float:
 
 
 def one(case: str, way: str, clip: str, small: bool, times: int, file: str) -> dict[str, Any]:
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{file}.cache", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # begun anew, here
+    # Begun anew, in this process, in a folder without the spaces that its compiler stumbles over.
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     cpu, wall = cpu_seconds(), time.perf_counter()
     try:
         work = {"image tower, forward": image_forward, "text step": text_step}[case](clip, way, small)

@@ -192,7 +192,7 @@ def test_zero_shot_stands_on_the_others_federation() -> None:
         (["promptfl", "fedclip:rounds=7"], "rounds: 40 in promptfl, 7 in fedclip rounds=7;"),
         (["promptfl:clients=7", "fedclip"], "clients: 7 in promptfl clients=7, 20 in fedclip;"),
         (["promptfl", "fedclip:fraction=1.0"], "fraction: 0.4 in promptfl, 1.0 in fedclip"),
-        (["promptfl", "fedclip:every=2"], "every: 5 in promptfl, 2 in"),
+        (["promptfl", "fedclip:every=2"], "every: 10 in promptfl, 2 in"),
         (["promptfl", "fedclip:threads=9"], "threads: "),
         (["promptfl", "fedclip:data=drawn"], "data: drawn-lt in promptfl, drawn in fedclip data=drawn"),
         (["promptfl", "fedclip:data.alpha=0.5"], "data.alpha: 0.1 in promptfl, 0.5 in"),

@@ -116,7 +116,7 @@ class Run(Strict):
     seed: int = Field(0, ge=0)
     engine: str = Field("local", description="how passes reach the clients")
     threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
-    every: int = Field(5, ge=1, description="test after every so many rounds, and after the last")
+    every: int = Field(10, ge=1, description="test after every so many rounds, and after the last")
     record: tuple[str, ...] = Field((), description=f"each round: some of {', '.join(DIAGNOSTICS)}; or all")
     method: InstanceOf[Chosen[Method]]
     local: LocalTraining
