@@ -1,0 +1,1 @@
+"""Two small CLIPs of our own that know photographs: `python -m lab`, see README.md here."""
