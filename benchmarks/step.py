@@ -1,6 +1,7 @@
 """One training step, loss and gradient: ours against what the authors' codes do, in ViT-B/16 shapes, 100 classes.
 
-naive   `naive.py`: pixels through the whole image tower, every class's 77 tokens, three times over for CAPT
+naive   `naive.py`: pixels through the whole image tower, every class's 77 tokens, three times over for CAPT; by torch's
+        own matrix products, as those codes call them
 ours    the real method's gradient, on what the feature cache holds for its tuner
 cache   what `ours` was spared and paid once for all steps and rounds: the pictures up to the tuner's stage
 
@@ -17,12 +18,14 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.client.features import CachedFeatures
+from fedtailor.clip import product
 from fedtailor.core.types import Params
 
 from .arrays import difference, save
@@ -66,7 +69,8 @@ def one(case: str, variant: str, clip: str, classes: int, images: int, folder: s
         naive_step(small, pixels[:1])
 
         def work() -> tuple[Tensor, Params]:
-            return naive_step(scene, pixels)
+            with patch.object(product, "FASTER", False):
+                return naive_step(scene, pixels)
 
     if count:
         return {"gflop": gflop(work)}

@@ -19,6 +19,8 @@ from benchmarks.growth import fit
 from benchmarks.registry import PARTS
 from benchmarks.rows import Row
 
+from fedtailor.clip.product import times
+
 ROOT = Path(__file__).parent.parent
 LONG = ("round", "beside", "start", "compile")  # in `pytest -m slow`
 QUICK = [
@@ -119,6 +121,7 @@ def test_operations_are_counted_forwards_and_backwards() -> None:
     a, b = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4, requires_grad=True)
     assert gflop(lambda: a @ b) * 1e9 == pytest.approx(48)
     assert gflop(lambda: torch.autograd.grad((a @ b).sum(), [a, b])) * 1e9 == pytest.approx(144)
+    assert gflop(lambda: times(a.detach(), b.detach().T)) * 1e9 == pytest.approx(48)  # by oneDNN, if it is there
     q = torch.ones(1, 2, 5, 8)  # two heads, five tokens: q·k and the weighted sum, 2 · 2·5·5·8 each
     assert gflop(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)) * 1e9 == pytest.approx(3200 / 2)
 
