@@ -15,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from fedtailor.base.rng import numpy_generator
 from fedtailor.data import open_dataset
 from fedtailor.data.dataset import ArrayImages, Dataset, by_label
 from fedtailor.data.groups import profile, thin
+from fedtailor.data.preprocess import centre
 
+SIDE = 32
 IMBALANCE, DATA_SEED = 100.0, 1  # of the federations: data.imbalance and data.seed as they are by default
 BALANCED = {"cifar10": 1000, "cifar100": 100, "fashion-mnist": 1000}  # of a class, for federations without a tail
 MOST = {"cifar10": 5000, "cifar100": 500, "fashion-mnist": 600}  # of a class, for us
@@ -33,16 +36,19 @@ class Pool:
     label: NDArray[np.int64]  # (N,) class within the source
     names: dict[str, tuple[str, ...]]  # classes of each source
     synonyms: tuple[tuple[str, ...], ...]  # of Tiny-ImageNet's classes, the name first
+    coarse: tuple[int, ...]  # super-classes of CIFAR-100's classes
 
 
 def pool(root: Path) -> Pool:
     tiny = np.load(root / "tiny-imagenet32.npz", allow_pickle=False)
     parts = [(tiny["images"], tiny["labels"])]
     names = {"tiny-imagenet": tuple(tiny["names"].tolist())}
+    coarse: tuple[int, ...] = ()
     for name in MOST:
         dataset = open_dataset(name, root)
         ours = left_over(dataset)
         names[name] = dataset.classes
+        coarse = coarse if dataset.coarse is None else tuple(dataset.coarse.tolist())
         parts.append((pixels_of(dataset)[ours], dataset.train.labels[ours]))
     return Pool(
         np.concatenate([as_32(pixels) for pixels, _ in parts]),
@@ -50,6 +56,7 @@ def pool(root: Path) -> Pool:
         np.concatenate([labels.astype(np.int64) for _, labels in parts]),
         names,
         tuple(tuple(word.strip() for word in words.split(",")) for words in tiny["synonyms"].tolist()),
+        coarse,
     )
 
 
@@ -69,7 +76,7 @@ def pixels_of(dataset: Dataset) -> NDArray[np.uint8]:
 
 
 def as_32(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(N, H, W[, 3]) → (N, 32, 32, 3): grey ones three times, small ones in a black frame."""
-    coloured = pixels if pixels.ndim == 4 else np.repeat(pixels[..., None], 3, axis=-1)
-    frame = (32 - coloured.shape[1]) // 2
-    return np.pad(coloured, ((0, 0), (frame, frame), (frame, frame), (0, 0)))
+    """(N, H, W, 3) → (N, 32, 32, 3), resized as for any CLIP of that size."""
+    if pixels.shape[1] == SIDE:
+        return pixels
+    return np.stack([np.asarray(centre(Image.fromarray(picture), SIDE)) for picture in pixels])

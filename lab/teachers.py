@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 
-SIDE, CHUNK, WIDTH = 96, 64, 1280
+SIDE, CHUNK, WIDTH, COMPACT = 96, 64, 1280, 256
 TEMPLATE = "a photo of a {}"
 
 
@@ -36,6 +36,23 @@ def picture_features(pixels: NDArray[np.uint8], file: Path) -> NDArray[np.float1
                 done.write_text(str(at + CHUNK))
         found.flush()
         done.write_text(str(len(pixels)))
+    return found
+
+
+def compact(features: NDArray[np.float16], file: Path) -> NDArray[np.float16]:
+    """(N, 256): the main directions of the standardised features, from a part of the pictures."""
+    if file.exists():
+        return np.load(file, allow_pickle=False)
+    some = np.asarray(features[:: max(1, len(features) // 20_000)], dtype=np.float32)
+    mean, std = some.mean(0), some.std(0) + 1e-3
+    _, _, directions = np.linalg.svd((some - mean) / std, full_matrices=False)
+    found = np.concatenate(
+        [
+            ((np.asarray(part, dtype=np.float32) - mean) / std @ directions[:COMPACT].T).astype(np.float16)
+            for part in np.array_split(features, 50)
+        ]
+    )
+    np.save(file, found)
     return found
 
 

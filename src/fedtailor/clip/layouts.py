@@ -54,6 +54,12 @@ def from_openai(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ours
 
 
+def to_openai(clip: Clip) -> dict[str, Tensor]:
+    """Weights alone: their shapes tell all that `shape_from_openai` needs, if heads are 64 wide."""
+    state = {k: v for k, v in clip.state_dict().items() if not k.endswith("num_batches_tracked")}
+    return {re.sub(r"^vision\.", "visual.", key.removeprefix("text.")): v.contiguous() for key, v in state.items()}
+
+
 def shape_from_openai(state: Mapping[str, Tensor], folder: Path) -> Shape:
     def depth(prefix: str) -> int:
         return len({key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)})

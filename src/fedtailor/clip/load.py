@@ -20,11 +20,12 @@ from torch import Tensor
 
 from ..base.errors import UserError
 from ..data.paper import Triple
-from .layouts import config_of, read_json, to_hugging_face, translate
+from .layouts import config_of, read_json, to_hugging_face, to_openai, translate
 from .model import Clip
 from .tokenizer import Tokenizer
 
 BUNDLED = "bundled"
+LAB = {"lab-vit": "vit", "lab-rn": "rn"}  # in a clone's lab/, not in the installed package
 HUB_FILES = ["*.json", "*.txt", "*.safetensors"]
 
 
@@ -41,7 +42,7 @@ class Checkpoint:
 
 
 def load(name: str = BUNDLED) -> Checkpoint:
-    """Open a backbone: `bundled`, a folder, a .safetensors file in OpenAI's layout, or a hub id `owner/name`."""
+    """Open a backbone: `bundled`, one of LAB, a folder, a .safetensors file in OpenAI's layout, or a hub id."""
     folder, weights = locate(name)
     try:
         state = load_file(weights)
@@ -59,6 +60,12 @@ def locate(name: str) -> tuple[Path, Path]:
     """The folder of a checkpoint and its weights file."""
     if name == BUNDLED:
         folder = Path(str(resources.files("fedtailor.clip") / "bundled"))
+    elif name in LAB:
+        folder = Path(__file__).parents[3] / "lab" / LAB[name]
+        if not folder.is_dir():
+            raise UserError(
+                f"{name} comes with a clone, not with the package: pip install -e . there, or give its folder"
+            )
     elif Path(name).expanduser().exists():
         folder = Path(name).expanduser()
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -117,10 +124,14 @@ def fill(clip: Clip, ours: Mapping[str, Tensor], source: Path | str) -> None:
 
 
 def save_folder(clip: Clip, folder: Path, eot: int, sos: int, dtype: torch.dtype = torch.float32) -> None:
-    """Write config.json and model.safetensors in Hugging Face's layout."""
+    """Write config.json and model.safetensors in Hugging Face's layout; a ResNet, which that lacks, in OpenAI's."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config_of(clip.shape, eot, sos), indent=2) + "\n")
-    state = {k: v.detach().to(dtype) for k, v in to_hugging_face(clip).items()}
+    if isinstance(clip.shape.vision_layers, int):
+        (folder / "config.json").write_text(json.dumps(config_of(clip.shape, eot, sos), indent=2) + "\n")
+        names = to_hugging_face(clip)
+    else:
+        names = to_openai(clip)
+    state = {k: v.detach().to(dtype) for k, v in names.items()}
     save_file(state, os.fspath(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
