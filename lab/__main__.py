@@ -32,9 +32,9 @@ SHAPES = {
 STEPS = {"vit": 4500, "rn": 4500}
 
 
-def lessons(root: Path, work: Path, seed: int) -> Lessons:
+def lessons(root: Path, work: Path, seed: int, every: int) -> Lessons:
     """The pool, and what the teachers say about it, which is kept in the work folder."""
-    pictures = pool(root)
+    pictures = pool(root, every)
     features = compact(picture_features(pictures.pixels, work / "pictures.npy"), work / "compact.npy")
     sources = enumerate(pictures.names.items())
     alike = {
@@ -61,17 +61,18 @@ def main() -> None:
     options.add_argument("--steps", type=int)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--every", type=int, default=1, help="only every so many pictures of the pool: a trial")
     options.add_argument("--measure", action="store_true", help="train nothing, measure again and rewrite the card")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
     folder, plan = given.folder or HERE / given.kind, Plan(given.steps or STEPS[given.kind], seed=given.seed)
     if not given.measure:
         given.work.mkdir(parents=True, exist_ok=True)
-        lesson = lessons(given.data, given.work, given.seed)
+        lesson = lessons(given.data, given.work, given.seed, given.every)
         clip = build(given.kind, lesson.tokenizer.get_vocab_size(), given.seed)
         train(clip, lesson, plan, given.work / f"{given.kind}.safetensors")
         write_folder(clip.freeze(), lesson.tokenizer, folder)
-    write_card(folder, given.data, given.kind, plan, len(pool(given.data).pixels))
+    write_card(folder, given.data, given.kind, plan, len(pool(given.data, given.every).pixels))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class Pool:
     coarse: tuple[int, ...]  # super-classes of CIFAR-100's classes
 
 
-def pool(root: Path) -> Pool:
+def pool(root: Path, every: int = 1) -> Pool:
+    """All of it, or every so many pictures, to see in a minute whether all works."""
     tiny = np.load(root / "tiny-imagenet32.npz", allow_pickle=False)
     parts = [(tiny["images"], tiny["labels"])]
     names = {"tiny-imagenet": tuple(tiny["names"].tolist())}
@@ -50,6 +51,7 @@ def pool(root: Path) -> Pool:
         names[name] = dataset.classes
         coarse = coarse if dataset.coarse is None else tuple(dataset.coarse.tolist())
         parts.append((pixels_of(dataset)[ours], dataset.train.labels[ours]))
+    parts = [(pixels[::every], labels[::every]) for pixels, labels in parts]
     return Pool(
         np.concatenate([as_32(pixels) for pixels, _ in parts]),
         np.repeat(np.arange(len(parts)), [len(labels) for _, labels in parts]),

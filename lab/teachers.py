@@ -27,6 +27,8 @@ def picture_features(pixels: NDArray[np.uint8], file: Path) -> NDArray[np.float1
     done = file.with_suffix(".done")
     begun = int(done.read_text()) if done.exists() else 0
     found = np.lib.format.open_memmap(file, "r+" if begun else "w+", dtype=np.float16, shape=(len(pixels), WIDTH))
+    if found.shape != (len(pixels), WIDTH):
+        raise SystemExit(f"{file} is of {len(found)} pictures, the pool has {len(pixels)}; take another --work folder")
     if begun < len(pixels):
         teacher = efficientnet()
         for at in track(range(begun, len(pixels), CHUNK), "pictures, by their teacher"):

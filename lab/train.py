@@ -35,7 +35,8 @@ from fedtailor.clip.vision import VisionTransformer
 from .captions import CAREFUL, CARELESS, Captions
 
 say = Console()
-SMALLER = 4  # pixels that a picture may be moved by
+SHIFT = 4  # pixels that a picture may be moved by
+EVERY = 120.0  # seconds between two savings
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Student(nn.Module):
 def moved(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Each picture shifted by a few pixels, its edges mirrored, and mirrored as a whole half the time."""
     side = pixels.shape[1]
-    wide = np.pad(pixels, ((0, 0), (SMALLER, SMALLER), (SMALLER, SMALLER), (0, 0)), mode="reflect")
-    at = rng.integers(2 * SMALLER + 1, size=(len(pixels), 2))
+    wide = np.pad(pixels, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)), mode="reflect")
+    at = rng.integers(2 * SHIFT + 1, size=(len(pixels), 2))
     found = np.stack([one[y : y + side, x : x + side] for one, (y, x) in zip(wide, at, strict=True)])
     mirrored = rng.random(len(pixels)) < 0.5
     found[mirrored] = found[mirrored, :, ::-1]
@@ -155,7 +156,7 @@ def train(clip: Clip, lessons: Lessons, plan: Plan, file: Path) -> None:
             losses = "  ".join(f"{key} {value:.3f}" for key, value in running.items())
             say.print(f"step {step + 1}/{plan.steps}  {losses}  scale {clip.scale.item():.1f}  {left:.0f} s to go")
             running = {}
-        if time.perf_counter() - last > 120 or step + 1 == plan.steps:
+        if time.perf_counter() - last > EVERY or step + 1 == plan.steps:
             keep(student, optimizer, file, plan, step + 1)
             last = time.perf_counter()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import tokenizers
@@ -52,21 +51,11 @@ def tokenizer() -> tokenizers.Tokenizer:
     return out
 
 
-def to_openai(clip: Clip) -> dict[str, torch.Tensor]:
-    names = {key: re.sub(r"^vision\.", "visual.", key).removeprefix("text.") for key in clip.state_dict()}
-    return {names[key]: value for key, value in clip.state_dict().items()}
-
-
 def tiny_folder(folder: Path, shape: Shape = VIT, seed: int = 0) -> Path:
     """The checkpoint on disk, in Hugging Face's layout (a ResNet in OpenAI's)."""
     clip, words = tiny_clip(shape, seed), tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     words.save(str(folder / "tokenizer.json"))
-    if isinstance(shape.vision_layers, int):
-        save_folder(clip, folder, words.token_to_id(EOT), words.token_to_id(SOS))
-    else:
-        from safetensors.torch import save_file
-
-        save_file({k: v.contiguous() for k, v in to_openai(clip).items()}, folder / "model.safetensors")
+    save_folder(clip, folder, words.token_to_id(EOT), words.token_to_id(SOS))
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}))
     return folder

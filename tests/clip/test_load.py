@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedtailor.base.errors import UserError
+from fedtailor.clip.layouts import to_openai
 from fedtailor.clip.load import CLIP_MEAN, CLIP_STD, load
 from fedtailor.clip.model import Clip, Shape
-from tiny import to_openai
 
 SHAPE = Shape(**{**vars(SMALL), "vocab": VOCAB})
 WIDE = Shape(**{**vars(SHAPE), "vision_width": 192, "text_width": 128})  # OpenAI's files have heads 64 wide

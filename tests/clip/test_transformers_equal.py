@@ -14,11 +14,10 @@ from clip_helpers import cosine_logits, difference, normal, relative, shake, sma
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 
-from fedtailor.clip.layouts import from_hugging_face, from_openai, shape_from_openai, to_hugging_face
+from fedtailor.clip.layouts import from_hugging_face, from_openai, shape_from_openai, to_hugging_face, to_openai
 from fedtailor.clip.load import load
 from fedtailor.clip.model import Clip
 from fedtailor.clip.text import pack, tokens
-from tiny import to_openai
 
 SOS, EOT = 49406, 49407
 NAMES = ([320, 1125, 539, 320, 2368], [320, 1125, 539, 320, 9, 17, 4], [77])

@@ -63,9 +63,10 @@ def find_source(name: str, **options: Any) -> Source:
 
 
 def open_dataset(
-    name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0, **options: Any
+    name: str, root: Path | None = None, *, imbalance: float | None = None, most: int = 0, seed: int = 0, **options: Any
 ) -> Dataset:
-    """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own."""
+    """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own; `most`
+    is the largest number of pictures that a class keeps, 0: all."""
     source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
@@ -73,11 +74,14 @@ def open_dataset(
         raise UserError(f"{name} brings its own long tail, so imbalance={imbalance} cannot be set; leave imbalance out")
     dataset = replace(source.load(root or default_root()), name=name)
     factor, C = imbalance or source.imbalance or 1, len(dataset.classes)
-    if factor == 1:
+    if factor == 1 and not most:
         return dataset
     if dataset.train.labels is None:
-        raise UserError(f"imbalance={factor}: the training pictures of {name} have no labels to thin by")
-    counts = profile(len(dataset.train) / C, C, factor, dataset.order)
+        what = f"most={most}" if most else f"imbalance={factor}"
+        raise UserError(f"{what}: the training pictures of {name} have no labels to thin by")
+    every = histogram(dataset.train.labels, C)
+    counts = every if factor == 1 else profile(len(dataset.train) / C, C, factor, dataset.order)
+    counts = np.minimum(counts, most) if most else counts
     kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
     return replace(dataset, train=dataset.train.subset(kept))
 

@@ -72,6 +72,7 @@ class Data(Strict):
     name: str = Field("drawn-lt", description="fedtailor list datasets, or folder:PATH, csv:PATH")
     root: str = Field("", description="where the files are; empty: $FEDTAILOR_DATA, or a cache folder")
     imbalance: float | None = Field(None, ge=1, allow_inf_nan=False, title="IF", description="largest ÷ smallest class")
+    most: int = Field(0, ge=0, description="training pictures that a class keeps at most; 0: all")
     seed: int = Field(1, ge=0, description="of the draw that thins a long tail; not the run's seed")
     template: str = Field("", description="the zero-shot sentence, with {} for the name; empty: the dataset's own")
     preprocess: Literal["clip", "paper"] = Field("clip", description="paper: as CAPT's and FedPuReL's codes do")
@@ -84,7 +85,9 @@ class Data(Strict):
 
 
 class Backbone(Strict):
-    name: str = Field(BUNDLED, description="bundled, a hub id owner/name, a folder, or a .safetensors file")
+    name: str = Field(
+        BUNDLED, description="bundled, lab-vit, lab-rn, a hub id owner/name, a folder, or a .safetensors file"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the frozen towers; trainables are fp32")
 

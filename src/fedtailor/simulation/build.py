@@ -53,7 +53,8 @@ class Experiment:
 def deal(run: Run) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
-    dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
+    data = run.data
+    dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed)
     held = 0.0 if run.data.server == "test" else run.data.server
     federation = federate(dataset, run.data.partition.value, run.clients, run.seed, held)
     C = len(dataset.classes)
