@@ -59,7 +59,7 @@ def draw_one(name: str, runs: list[Path], path: Path) -> None:
     with waiting("drawing"):
         files, without = draw(name, read_runs(runs), path)
     if without:
-        note = f"not in it, as they did not record it: {', '.join(str(run.folder) for run in without)}"
+        note = f"not in it, for want of a round or of its record: {', '.join(str(run.folder) for run in without)}"
         Console(stderr=True, soft_wrap=True, highlight=False).print(note, markup=False)
     say(files)
 

@@ -43,6 +43,6 @@ def paint(canvas: Canvas, table: Table) -> None:
         values.plot(
             [r["round"] for r in rows], [r["value"] for r in rows], label=f"every {arm}", markevery=every, **style
         )
-    values.set(xlabel="round", ylabel="value of the arm\n(mean reward, % )".replace(" )", ")"))
+    values.set(xlabel="round", ylabel="value of the arm")
     values.xaxis.get_major_locator().set_params(integer=True)
     values.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

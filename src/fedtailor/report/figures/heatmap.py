@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def table(runs: Sequence[RunRecord]) -> Table:
     if counts is None:
         raise UserError(f"{run.folder}: only its clients know how many pictures of a class they have, or nobody does")
     order, names, _, axis = classes_of(run, len(counts[0]))
-    panels: dict[str, Mapping[int, int | str]] = {"all clients": dict.fromkeys(range(len(counts)), "")}
+    panels: dict[str, Mapping[int, Any]] = {"all clients": dict.fromkeys(range(len(counts)), "")}
     if rounds := [row for row in run.rounds if row["diagnostics"].get("clusters")]:
         last = rounds[-1]
         found = last["diagnostics"]["clusters"]
@@ -33,7 +33,7 @@ def table(runs: Sequence[RunRecord]) -> Table:
         }
     rows: Table = []
     for panel, cluster_of in panels.items():
-        for k in sorted(cluster_of, key=lambda k: (str(cluster_of[k]), k)):
+        for k in sorted(cluster_of, key=lambda k: (cluster_of[k], k)):
             client: Row = {
                 "panel": panel,
                 "axis": axis,

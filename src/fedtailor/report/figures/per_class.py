@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from .bars import draw_bars
@@ -44,7 +45,7 @@ def paint(canvas: Canvas, table: Table) -> None:
     for axes, part in zip(panels, parts, strict=True):
         here = [row for row in table if row["part"] == part]
         draw_bars(axes, here, lines, places, "class")
-        marks = {places.index(row["class"]): row[ZERO_SHOT] for row in here if row[ZERO_SHOT] is not None}
+        marks = zero_shot(here, places)
         if marks:
             starts, ends = [i - 0.45 for i in marks], [i + 0.45 for i in marks]
             style = {"color": "white", "linewidth": 2.4}, {"color": "#B00000", "linewidth": 1.2, "label": ZERO_SHOT}
@@ -55,6 +56,12 @@ def paint(canvas: Canvas, table: Table) -> None:
     class_ticks(panels[-1], [classes[c]["name"] for c in places])
     panels[-1].set_xlabel(axis)
     legend(canvas, panels[0])
+
+
+def zero_shot(table: Table, places: Sequence[int]) -> dict[int, float]:
+    """Place → accuracy, the mean over lines: their seeds may not be the same."""
+    known = {c: [r[ZERO_SHOT] for r in table if r["class"] == c and r[ZERO_SHOT] is not None] for c in places}
+    return {i: fmean(known[c]) for i, c in enumerate(places) if known[c]}
 
 
 def mark_groups(axes: Axes, groups: Sequence[str], named: bool) -> None:

@@ -103,7 +103,9 @@ def label(run: RunRecord, others: Sequence[RunRecord], federation: set[str]) -> 
 
 
 def short(key: str) -> str:
-    """As on the command line."""
+    """As on the command line, but for options of a method: those by their name alone."""
+    if key.startswith("method."):
+        return key.rsplit(".", 1)[1]
     return SHORTER.get(key, key).replace("data.partition.", "data.")
 
 

@@ -25,6 +25,7 @@ SETTINGS: Any = {
     "axes.titlesize": 8,
     "axes.labelsize": 8,
     "legend.fontsize": 7,
+    "legend.handlelength": 3,  # for dashes to be seen
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "axes.grid": True,
@@ -52,11 +53,11 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": "#666666", "linestyle": (0, (6, 2, 1, 2)), "marker": "*"},
 )
 BARS: tuple[dict[str, Any], ...] = (
-    {"facecolor": "#333333", "hatch": ""},
+    {"facecolor": "#999999", "hatch": ""},
     {"facecolor": "#8FC3E8", "hatch": "////"},
     {"facecolor": "#F3C08F", "hatch": "...."},
     {"facecolor": "#FFFFFF", "hatch": "xxxx"},
-    {"facecolor": "#BBBBBB", "hatch": ""},
+    {"facecolor": "#D9D9D9", "hatch": "\\\\\\\\"},
     {"facecolor": "#FFFFFF", "hatch": "----"},
 )
 PLAIN: dict[str, Any] = {"color": "0.35", "linestyle": (0, (1, 1.5)), "linewidth": 1.0}  # of a line to compare with
@@ -74,11 +75,11 @@ def unique(table: Table, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in table))
 
 
-def legend(canvas: Canvas, axes: Axes, columns: int = 4) -> None:
-    """Above everything. With one line there is nothing to tell apart."""
+def legend(canvas: Canvas, axes: Axes) -> None:
+    """Above everything; long labels have fewer columns."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        canvas.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), frameon=False)
+    columns = max(1, int(canvas.get_figwidth() / (0.45 + 0.06 * max(map(len, labels)))))
+    canvas.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), frameon=False)
 
 
 def class_ticks(axes: Axes, names: Sequence[str]) -> None:

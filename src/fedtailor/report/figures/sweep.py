@@ -66,7 +66,7 @@ def paint(canvas: Canvas, table: Table) -> None:
         axes.set_xticks(range(len(values)), [str(value) for value in values])
         for line in unique(table, "line"):
             rows = [r for r in placed if (r["row"], r["column"], r["line"]) == (part, metric, line)]
-            if rows and line != ZERO_SHOT:
+            if line != ZERO_SHOT and len({row["value"] for row in rows}) > 1:
                 best = max(rows, key=lambda row: float(row["value"]))
                 axes.plot(best[key], best["value"], marker="*", color="#B00000", markersize=9, zorder=5)
 
@@ -79,22 +79,23 @@ def paint_grid(canvas: Canvas, table: Table, x: str, y: str) -> None:
 
     lines, parts = unique(table, "line"), unique(table, "row")
     xs, ys = (sorted(unique(table, key), key=lambda value: order((value,))) for key in (x, y))
-    canvas.set_size_inches(min(WIDTH, 0.8 + len(parts) * (0.8 + 0.5 * len(xs))), len(lines) * (0.9 + 0.3 * len(ys)))
+    canvas.set_size_inches(min(WIDTH, len(parts) * (0.9 + 0.5 * len(xs))), len(lines) * (0.8 + 0.3 * len(ys)))
     panels = canvas.subplots(len(lines), len(parts), squeeze=False)
     for i, line in enumerate(lines):
         for j, part in enumerate(parts):
             axes, cells = panels[i, j], np.full((len(ys), len(xs)), np.nan)
-            for row in table:
-                if (row["line"], row["row"]) == (line, part):
-                    cells[ys.index(row[y]), xs.index(row[x])] = row["value"]
-            low, high = np.nanmin(cells), np.nanmax(cells)
+            here = [row for row in table if (row["line"], row["row"]) == (line, part)]
+            for row in here:
+                cells[ys.index(row[y]), xs.index(row[x])] = row["value"]
+            low, high = (end((row["value"] for row in here), default=0) for end in (min, max))
+            span = high - low or 1  # black letters are read on light blues
             axes.imshow(
-                cells, cmap="Blues", vmin=low - (high - low) * 0.2, vmax=high + (high - low) * 0.6 or 1, origin="lower"
+                cells, cmap="Blues", vmin=low - 0.2 * span, vmax=high + 0.7 * span, aspect="auto", origin="lower"
             )
             for (b, a), value in np.ndenumerate(cells):
                 if value == value:
                     axes.text(a, b, f"{value:.2f}", ha="center", va="center", weight="bold" if value == high else None)
-            axes.set(title=f"{line}, {part}: overall accuracy (%)", xlabel=x, ylabel=y if j == 0 else "")
+            axes.set(title=f"{line}, {part} (%)", xlabel=x, ylabel=y if j == 0 else "")
             axes.set_xticks(range(len(xs)), [str(value) for value in xs])
             axes.set_yticks(range(len(ys)), [str(value) for value in ys])
             axes.grid(visible=False)
