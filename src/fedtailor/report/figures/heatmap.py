@@ -70,6 +70,5 @@ def paint(canvas: Canvas, table: Table) -> None:
         axes.set(title=panel, ylabel="client (its pictures)")
         axes.grid(visible=False)
         if axes is grid[-1] or not wide:
-            class_ticks(axes, [row["name"] for row in rows[: shares.shape[1]]])
-            axes.set_xlabel(rows[0]["axis"])
+            class_ticks(axes, [row["name"] for row in rows[: shares.shape[1]]], rows[0]["axis"])
     canvas.colorbar(image, ax=list(grid), label="of the client's training pictures (%)", shrink=0.8)

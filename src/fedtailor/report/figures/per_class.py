@@ -41,7 +41,7 @@ def paint(canvas: Canvas, table: Table) -> None:
     canvas.set_size_inches(WIDTH, 1.4 + 1.7 * len(parts))
     panels = canvas.subplots(len(parts), 1, squeeze=False, sharex=True)[:, 0]
     classes = {row["class"]: row for row in table}
-    places, axis = sorted(classes, key=unique(table, "class").index), table[0]["axis"]
+    places = unique(table, "class")
     for axes, part in zip(panels, parts, strict=True):
         here = [row for row in table if row["part"] == part]
         draw_bars(axes, here, lines, places, "class")
@@ -53,8 +53,7 @@ def paint(canvas: Canvas, table: Table) -> None:
                 axes.hlines(list(marks.values()), starts, ends, **how)
         axes.set(ylabel=f"{part}\naccuracy (%)", xlim=(-0.6, len(places) - 0.4), ylim=(0, 105))
         mark_groups(axes, [classes[c]["group"] for c in places], named=axes is panels[0])
-    class_ticks(panels[-1], [classes[c]["name"] for c in places])
-    panels[-1].set_xlabel(axis)
+    class_ticks(panels[-1], [classes[c]["name"] for c in places], table[0]["axis"])
     legend(canvas, panels[0])
 
 

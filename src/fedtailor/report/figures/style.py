@@ -82,9 +82,10 @@ def legend(canvas: Canvas, axes: Axes) -> None:
     canvas.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), frameon=False)
 
 
-def class_ticks(axes: Axes, names: Sequence[str]) -> None:
+def class_ticks(axes: Axes, names: Sequence[str], axis: str) -> None:
     """Class names under the columns, upright; of more than there is room for, every nth."""
     step = -(-len(names) // NAMES)
+    axes.set_xlabel(axis if step == 1 else f"{axis} (one in {step} is named)")
     axes.set_xticks(range(0, len(names), step), [clipped(name) for name in names[::step]], rotation=90)
     axes.tick_params(axis="x", labelsize=7 if len(names) <= 40 else 5.5)
     axes.grid(visible=False, axis="x")

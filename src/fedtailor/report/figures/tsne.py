@@ -45,7 +45,6 @@ def table(runs: Sequence[RunRecord]) -> Table:
 def paint(canvas: Canvas, table: Table) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Polygon
-    from matplotlib.patheffects import withStroke
     from scipy.spatial import ConvexHull
 
     canvas.set_size_inches(WIDTH, 5)
@@ -61,8 +60,10 @@ def paint(canvas: Canvas, table: Table) -> None:
     names = {row["class"]: row["name"] for row in table}
     for c in list(names)[:: -(-len(names) // NAMES)]:
         x, y = np.median(places(table, prompt="class-aware", **{"class": c}), axis=0)
-        text = axes.annotate(clipped(names[c]), (x, y), (0, 5), textcoords="offset points", fontsize=5.5, ha="center")
-        text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.3}
+        axes.annotate(
+            clipped(names[c]), (x, y), (0, 5), textcoords="offset points", fontsize=5.5, ha="center", bbox=box
+        )
     shown = [group for group in SHADES if group and any(row["group"] == group for row in table)]
     handles = [Line2D([], [], linestyle="", color="black", marker="o", label="general prompt")]
     handles += [Line2D([], [], linestyle="", color="black", marker="^", fillstyle="none", label="class-aware prompt")]
