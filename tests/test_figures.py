@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +31,8 @@ from fedtailor.report.figures.style import class_ticks
 from fedtailor.runs.execute import data_facts
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.records import read_runs
-from fedtailor.settings.run import read_toml
+from fedtailor.settings.keys import parse
+from fedtailor.settings.run import make_run, read_toml
 from fedtailor.simulation.build import assemble, build
 from world import NAMES, checkpoint, dataset, settings
 
@@ -397,6 +400,30 @@ def test_folders_without_data_json(folders: dict[str, Path], tmp_path: Path) -> 
     for name in ("heatmap", "tsne", "gains"):
         with pytest.raises(UserError, match=r"old has no data.json .* it is of an older version"):
             draw(name, runs, tmp_path / "x.png")
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs/figures.md").read_text()
+
+
+def test_the_page_names_them_all() -> None:
+    """In the same order, with the same places in the papers and the same record."""
+    rows = re.findall(r"^\| `([\w-]+)` \|.+?\|(.*?)\|(.*)\|$", PAGE, re.MULTILINE)
+    assert [(name, paper.strip()) for name, paper, _ in rows] == [(n, figure.paper) for n, figure in FIGURES.items()]
+    for name, _, needs in rows:
+        assert {FIGURES[name].record, FIGURES[name].optional} - {""} <= set(re.findall(r"record=(\w+)", needs)), name
+        assert ("one run" in needs) == (not FIGURES[name].several), name
+
+
+def test_its_commands() -> None:
+    """Settings are known, and so are figures."""
+    words = [shlex.split(re.sub(r"\$\w+", "3", line)) for line in re.findall(r"fedtailor (run .*?)(?:;|$)", PAGE, re.M)]
+    assert len(words) == 4
+    for _, method, *rest in words:
+        make_run(method, parse(word for word in rest[: rest.index("--out")] if word != "method.lam=3"))
+    for name in re.findall(r"--figure ([a-z-]+)", PAGE):
+        assert name in FIGURES
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ def text_features(folder: Path, facts: dict[str, Any] | None) -> Texts:
     if not (context.shared and context.own) or set(model.init(torch.Generator())) - set(job.scopes):
         raise UserError(f"tsne needs general and class-aware prompts, as CAPT has; {folder} has {run.tuner.name}")
     thetas = {"server": theta_of(job, server.params, ClientState())}
-    thetas |= {f"client {k}": personal_theta(job, server, k, clients[k]) for k in sorted(clients) if k >= 0}
+    for k, client in sorted(clients.items()):
+        if client.tuned:  # what a remote client trained is not here
+            thetas[f"client {k}"] = personal_theta(job, server, k, client)
     with torch.no_grad():
         found = [model.texts(theta, ("shared", "own")) for theta in thetas.values()]
     general, aware = (torch.stack([texts[rows] for texts in found]).numpy() for rows in ("shared", "own"))
