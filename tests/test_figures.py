@@ -26,7 +26,7 @@ from fedtailor.data.groups import Groups
 from fedtailor.data.partitions.base import Share
 from fedtailor.evaluation.testing import score_zero_shot
 from fedtailor.report.figures import FIGURES, draw
-from fedtailor.report.figures.record import ZERO_SHOT, RunRecord, classes_of, series_of
+from fedtailor.report.figures.record import ZERO_SHOT, RunRecord, Texts, classes_of, series_of
 from fedtailor.report.figures.style import class_ticks
 from fedtailor.runs.execute import data_facts
 from fedtailor.runs.folder import RunFolder
@@ -222,6 +222,13 @@ def test_branches(drawn: dict[str, Drawn], folders: dict[str, Path]) -> None:
     assert len(drawn["branches"].numbers) == 2 * sum(part["right"] > 0 for part in last.values())
 
 
+def test_recorded_but_not_yet_there(folders: dict[str, Path], tmp_path: Path) -> None:
+    """FedPuReL's branches before its closing round: to record them would not help."""
+    (run,) = read_runs([folders["fedpurel"]])
+    with pytest.raises(UserError, match="branches: the records of .* hold no number to draw"):
+        draw("branches", [replace(run, rounds=run.rounds[:2])], tmp_path / "b.png")
+
+
 def test_bandit(drawn: dict[str, Drawn], folders: dict[str, Path]) -> None:
     seen = [row["diagnostics"]["bandit"] for row in rounds(folders["capt"])]
     for row in drawn["bandit"].numbers:
@@ -273,6 +280,17 @@ def test_text_features(drawn: dict[str, Drawn], folders: dict[str, Path]) -> Non
     assert len(drawn["tsne"].numbers) == 2 * 4 * 3
 
 
+def test_features_in_common_are_one_point(folders: dict[str, Path]) -> None:
+    """A class that a client has no pictures of keeps its prompt: its features stand where the others' do."""
+    (run,) = read_runs([folders["capt"]])
+    general, aware = np.random.default_rng(0).normal(size=(2, 2, 3, 8)).astype(np.float32)
+    aware[1, 0] = aware[0, 0]
+    rows = FIGURES["tsne"].source.table([replace(run, texts=lambda: Texts(["server", "client 0"], general, aware))])
+    places = {(row["owner"], row["prompt"], row["class"]): (row["x"], row["y"]) for row in rows}
+    assert places["server", "class-aware", 0] == places["client 0", "class-aware", 0]
+    assert len(set(places.values())) == 2 * 2 * 3 - 1
+
+
 def test_a_look_changes_nothing(folders: dict[str, Path]) -> None:
     before = {path: path.read_bytes() for path in folders["capt"].rglob("*") if path.is_file()}
     read_runs([folders["capt"]])[0].texts()
@@ -322,6 +340,9 @@ def test_sweep_of_none_or_too_many(folders: dict[str, Path]) -> None:
         table_of([run, changed(run, 1.0, seed=1)])
     with pytest.raises(UserError, match="these differ in 3: rounds, fraction, lr"):
         table_of([run, changed(run, 1.0, rounds=7, fraction=0.1, local__lr=3.0)])
+    (other,) = read_runs([folders["promptfl"]])
+    with pytest.raises(UserError, match="sweep: promptfl has no setting lam; leave its runs out"):
+        table_of([run, changed(run, 1.0, method__lam=0.5), other])
 
 
 # --- lines and labels -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...base.errors import UserError
-from .record import Row, RunRecord, Table, classes_of
+from .record import Row, RunRecord, Table, classes_of, dig
 from .style import WIDTH, class_ticks, unique
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def table(runs: Sequence[RunRecord]) -> Table:
         raise UserError(f"{run.folder}: only its clients know how many pictures of a class they have, or nobody does")
     order, names, _, axis = classes_of(run, len(counts[0]))
     panels: dict[str, Mapping[int, Any]] = {"all clients": dict.fromkeys(range(len(counts)), "")}
-    if rounds := [row for row in run.rounds if row["diagnostics"].get("clusters")]:
+    if rounds := [row for row in run.rounds if dig(row, "diagnostics", "clusters")]:
         last = rounds[-1]
         found = last["diagnostics"]["clusters"]
         panels = {

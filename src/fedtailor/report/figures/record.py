@@ -49,7 +49,7 @@ class RunRecord:
         return [row for row in self.rounds if row["global"] is not None]
 
     def recorded(self, name: str) -> bool:
-        return any(name in row["diagnostics"] for row in self.rounds)
+        return any(name in row.get("diagnostics", ()) for row in self.rounds)
 
     def facts(self) -> Mapping[str, Any]:
         if self.data is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.errors import UserError
 from .lines import paint_lines
-from .record import METRICS, PARTS, ZERO_SHOT, RunRecord, Table, differing, line_settings, short, spread
+from .record import METRICS, PARTS, ZERO_SHOT, RunRecord, Table, differing, short, spread
 from .style import WIDTH, unique
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ def table(runs: Sequence[RunRecord]) -> Table:
     found: Table = []
     for method in methods:
         own = [run for run in tested if run.method == method]
-        points = sorted({tuple(line_settings(run).get(key) for key in keys) for run in own}, key=order)
+        if lacking := [key for key in keys if key not in own[0].settings]:
+            raise UserError(f"sweep: {method} has no setting {short(lacking[0])}; leave its runs out")
+        points = sorted({tuple(run.settings[key] for key in keys) for run in own}, key=order)
         for point in points:
-            here = [run for run in own if tuple(run.settings.get(key) for key in keys) == point]
+            here = [run for run in own if tuple(run.settings[key] for key in keys) == point]
             place = {short(key): value for key, value in zip(keys, point, strict=True)}
             for part in PARTS:
                 for metric in METRICS if len(keys) == 1 else METRICS[:1]:

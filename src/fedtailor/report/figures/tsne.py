@@ -28,8 +28,10 @@ def table(runs: Sequence[RunRecord]) -> Table:
     run = runs[0]
     owners, general, aware = run.texts()
     both = np.concatenate([general, aware]).reshape(-1, general.shape[-1]).astype(np.float64)
-    flat = TSNE(perplexity=min(30.0, (len(both) - 1) / 3), init="pca", random_state=0).fit_transform(both)
-    at = flat.reshape(2, *general.shape[:2], 2)
+    # What clients hold in common is one point, not a heap that t-SNE would spread out.
+    unlike, which = np.unique(both.round(5), axis=0, return_inverse=True)
+    flat = TSNE(perplexity=min(30.0, (len(unlike) - 1) / 3), init="pca", random_state=0).fit_transform(unlike)
+    at = flat[which].reshape(2, *general.shape[:2], 2)
     _, names, groups, _ = classes_of(run, general.shape[1])
     return [
         {
