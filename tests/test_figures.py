@@ -225,7 +225,7 @@ def test_branches(drawn: dict[str, Drawn], folders: dict[str, Path]) -> None:
 def test_recorded_but_not_yet_there(folders: dict[str, Path], tmp_path: Path) -> None:
     """FedPuReL's branches before its closing round: to record them would not help."""
     (run,) = read_runs([folders["fedpurel"]])
-    with pytest.raises(UserError, match="branches: the records of .* hold no number to draw"):
+    with pytest.raises(UserError, match=r"branches: the records of .* hold no number to draw"):
         draw("branches", [replace(run, rounds=run.rounds[:2])], tmp_path / "b.png")
 
 
@@ -332,6 +332,13 @@ def test_sweep_of_two_settings(folders: dict[str, Path], tmp_path: Path) -> None
     assert [row["seeds"] for row in found] == [1, 1, 2]
     files, _ = draw("sweep", runs, tmp_path / "grid.png")
     assert files[0].stat().st_size > 8000
+
+
+def test_sweep_of_a_list(folders: dict[str, Path]) -> None:
+    """A setting may be a list, as the bandit's arms are."""
+    (run,) = read_runs([folders["capt"]])
+    found = table_of([run, changed(run, 1.0, method__schedule__arms=(1, 2))])
+    assert {row["arms"] for row in found} == {(1, 2, 3, 5, 7, 10), (1, 2)}
 
 
 def test_sweep_of_none_or_too_many(folders: dict[str, Path]) -> None:

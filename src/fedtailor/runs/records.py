@@ -43,7 +43,8 @@ def read_run(folder: Path) -> RunRecord:
         facts: dict[str, Any] | None = json.loads(data.read_text()) if data.is_file() else None
     except ValueError as error:
         raise UserError(f"{folder}: rounds.jsonl or data.json is damaged ({error})") from error
-    return RunRecord(folder, flat(document), lines, facts, partial(text_features, folder, facts))
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in flat(document).items()}
+    return RunRecord(folder, settings, lines, facts, partial(text_features, folder, facts))
 
 
 def text_features(folder: Path, facts: dict[str, Any] | None) -> Texts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.errors import UserError
 from .lines import paint_lines
-from .record import METRICS, PARTS, ZERO_SHOT, RunRecord, Table, differing, short, spread
+from .record import METRICS, PARTS, ZERO_SHOT, RunRecord, Series, Table, differing, series_of, short, spread
 from .style import WIDTH, unique
 
 if TYPE_CHECKING:
@@ -24,23 +24,25 @@ def table(runs: Sequence[RunRecord]) -> Table:
     if not 1 <= len(keys) <= 2:
         told = f"in {len(keys)}: {', '.join(map(short, keys))}" if keys else "in none but their seed"
         raise UserError(f"sweep draws runs of a method that differ in one setting or two; these differ {told}")
+    for run in tested:
+        if lacking := [key for key in keys if key not in run.settings]:
+            raise UserError(f"sweep: {run.method} has no setting {short(lacking[0])}; leave its runs out")
+
+    def point(one: Series) -> tuple[Any, ...]:
+        return tuple(one.runs[0].settings[key] for key in keys)
+
     found: Table = []
-    for method in methods:
-        own = [run for run in tested if run.method == method]
-        if lacking := [key for key in keys if key not in own[0].settings]:
-            raise UserError(f"sweep: {method} has no setting {short(lacking[0])}; leave its runs out")
-        points = sorted({tuple(run.settings[key] for key in keys) for run in own}, key=order)
-        for point in points:
-            here = [run for run in own if tuple(run.settings[key] for key in keys) == point]
-            place = {short(key): value for key, value in zip(keys, point, strict=True)}
-            for part in PARTS:
-                for metric in METRICS if len(keys) == 1 else METRICS[:1]:
-                    common = {"row": part, "column": metric, **place}
-                    if value := spread(run.tested[-1][part][metric] for run in here):
-                        found.append({**common, "line": method, **value})
-                    plain = spread(run.zero_shot(part, metric) for run in here)
-                    if plain and len(keys) == 1 and method == methods[0]:
-                        found.append({**common, "line": ZERO_SHOT, **plain, "std": None})
+    for one in sorted(series_of(tested), key=lambda one: (methods.index(one.runs[0].method), order(point(one)))):
+        method = one.runs[0].method
+        place = {short(key): value for key, value in zip(keys, point(one), strict=True)}
+        for part in PARTS:
+            for metric in METRICS if len(keys) == 1 else METRICS[:1]:
+                common = {"row": part, "column": metric, **place}
+                if value := spread(run.tested[-1][part][metric] for run in one.runs):
+                    found.append({**common, "line": method, **value})
+                plain = spread(run.zero_shot(part, metric) for run in one.runs)
+                if plain and len(keys) == 1 and method == methods[0]:
+                    found.append({**common, "line": ZERO_SHOT, **plain, "std": None})
     return found
 
 
