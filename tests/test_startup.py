@@ -87,7 +87,8 @@ def test_a_stranger(start: Start, first: Seen) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["", "run", "compare", "list", "show", "doctor", "data show", "data split", "flower status", "flower run"]
+    "words",
+    ["", "run", "compare", "plot", "list", "show", "doctor", "data show", "data split", "flower status", "flower run"],
 )
 def test_help_loads_nothing(start: Start, words: str) -> None:
     seen = start(*words.split(), "--help")
@@ -113,6 +114,14 @@ def test_looking_at_data(start: Start, pictures: Path) -> None:
     assert start("data", "check", f"folder:{pictures}")[:2] == (0, {"PIL"})
     words = ("clients=3", "data.min_size=2", "data.min_test=1")
     assert start("data", "show", f"folder:{pictures}", *words)[:2] == (0, {"torch", "PIL"})
+
+
+def test_figures(start: Start, small: dict[str, Any], tmp_path: Path) -> None:
+    """The list loads nothing; a figure of what was recorded is drawn without torch and scikit-learn."""
+    assert start("plot", "--list")[:2] == (0, set())
+    words = [f"{key}={value}" for key, value in {**small, "rounds": 1}.items()]
+    assert start("run", "promptfl", *words, "--out", tmp_path / "run").code == 0
+    assert start("plot", tmp_path / "run", "--figure", "curves")[:2] == (0, {"matplotlib", "PIL"})
 
 
 def test_doctor(start: Start) -> None:

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "capt": ("capt", "coupled+class_prompt", {"fraction": 1.0}, {"clusters", "bandit"}),
     "fedcopl": ("fedcopl", "text_prompt+visual_prompt", COPL, {"labels"}),
     "fedpurel": ("fedpurel-released", "text_prompt", {}, {"branches"}),
-    "two-phase": ("fedpurel", "adapter", {"method.T_p": 1}, {"branches"}),
+    "two-phase": ("fedpurel", "adapter", {"method.T_p": 1}, {"branches", "closed"}),
 }
 case = pytest.mark.parametrize(("method", "tuner", "more", "own"), CASES.values(), ids=CASES)
 
@@ -77,7 +77,7 @@ def test_a_run_folder_says_what_it_records(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(run.to_toml())
     assert 'record = [\n    "angle",' in run.to_toml()
     assert read_toml(tmp_path / "run.toml") == run
-    assert run.record == ("angle", "tkl", "branches", "drift", "balance", "variance")
+    assert run.record == ("angle", "tkl", "branches", "closed", "drift", "balance", "variance")
     assert read_toml(tmp_path / "run.toml", {"record": "tkl"}).record == ("tkl",)
 
 
@@ -193,16 +193,3 @@ def test_balance_is_of_tested_rounds() -> None:
 def test_the_page_names_them_all() -> None:
     page, _ = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text().split("## Details")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(DIAGNOSTICS)
-
-
-def test_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python runs on what two runs have written, and draws a picture."""
-    page = (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    for name in ("promptfl", "fedpurel"):
-        experiment = world(name, "text_prompt", record="angle", rounds=2)
-        list(train(experiment, RunFolder.create(tmp_path / "runs" / name, experiment.run, {})))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    exec(code, {})
-    assert (tmp_path / "angle.png").stat().st_size > 5000

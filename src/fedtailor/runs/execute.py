@@ -10,6 +10,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
+from ..evaluation.metrics import Score
 from ..evaluation.testing import score_zero_shot
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
@@ -17,8 +18,8 @@ from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
-from .folder import RunFolder
-from .result import Result, summarise
+from .folder import DATA, RunFolder
+from .result import PARTS, Result, summarise
 
 SILENT = Callback()
 
@@ -72,6 +73,20 @@ def about(experiment: Experiment) -> dict[str, str]:
     }
 
 
+def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[str, Any]:
+    """For data.json: what a figure needs to know, years later, without the dataset. As far as this place knows it:
+    a server whose clients are elsewhere has no counts of theirs."""
+    dataset, labels = experiment.federation.dataset, experiment.federation.dataset.train.labels
+    return {
+        "name": dataset.name,
+        "classes": list(dataset.classes),
+        "template": experiment.run.data.template or dataset.template,
+        "groups": {name: members.tolist() for name, members in experiment.groups.items()},
+        "counts": experiment.federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)
+        "zero_shot": {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)},
+    }
+
+
 def check_same(folder: str | PathLike[str], experiment: Experiment, noted: Mapping[str, str]) -> None:
     for what, now in about(experiment).items():
         if noted.get(what) != now:
@@ -111,6 +126,8 @@ def execute(
 ) -> Result:
     try:
         zero_shot = score_zero_shot(experiment.job, experiment.tests)
+        if store:
+            write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, zero_shot)) + "\n").encode())
         callback.on_start(experiment, zero_shot[0])
         rows: list[dict[str, Any]] = []
         for record in train(experiment, store, resuming, make):

@@ -1,6 +1,7 @@
 """The run folder. Whatever moment a run is killed at, what is in here is whole, and the run goes on from it.
 
     run.toml         all settings, resolved; runs the run again
+    data.json        class names, groups and counts, zero-shot scores: what figures need without the dataset
     rounds.jsonl     a line a round: scores, bytes, seconds
     clients.jsonl    a line a step of a client
     states.jsonl     a line a client's new state: its file, and the hash of that
@@ -35,6 +36,7 @@ from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
 
+DATA = "data.json"
 STATES = "states.jsonl"
 LOGS = ("rounds.jsonl", "clients.jsonl", STATES)
 
@@ -160,6 +162,17 @@ class RunFolder:
             if file.name not in named:
                 file.unlink()
         return server_from_bytes(self.read_state(self.server_file, note["digest"])), self.clients
+
+    def saved(self) -> tuple[Server, Mapping[int, ClientState]]:
+        """The last checkpoint, to look at: nothing in the folder changes."""
+        path = self.folder / "checkpoint.json"
+        if not path.is_file():
+            raise UserError(f"{self.folder} has no checkpoint.json: the run was ended before its first round")
+        note = read_note(path)
+        counted = (self.folder / STATES).read_bytes()[: note["logs"].get(STATES, 0)]
+        for row in map(json.loads, counted.splitlines()):
+            self.files[row["client"]] = StateFile(row["name"], row["digest"])
+        return server_from_bytes(self.read_state(note["server"], note["digest"])), self.clients
 
     def read_client(self, k: int) -> ClientState:
         return client_from_bytes(self.read_state(*self.files[k]))

@@ -11,6 +11,7 @@ from typing import Any
 from ...base.errors import UserError, unknown
 from ...core.method import Method
 from ...core.types import Cluster
+from .closed import closed
 from .drift import drift
 from .gradients import angle, variance
 from .predictions import balance, branches, labels, tkl
@@ -33,6 +34,7 @@ DIAGNOSTICS = {
     "branches": Diagnostic(
         branches, "a global and a personal branch", lambda m, given: type(m).branches is not Method.branches
     ),
+    "closed": Diagnostic(closed, "closing rounds (FedPuReL's T_p)", lambda m, given: m.closing > 0),
     "drift": Diagnostic(drift),
     "balance": Diagnostic(balance),
     "variance": Diagnostic(variance),
