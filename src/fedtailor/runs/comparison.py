@@ -28,7 +28,7 @@ from ..base.version import __version__
 from ..base.workers import torch_threads
 from ..clip.load import load
 from ..evaluation.metrics import METRICS
-from ..report.comparison import markdown
+from ..report.comparison_formats import markdown
 from ..settings.run import Run, read_toml
 from ..simulation.build import assemble, deal
 from . import execute

@@ -62,11 +62,7 @@ class ComparisonSpec:
     @property
     def folders(self) -> list[str]:
         """Each row's, named after its title, with a number if an earlier row has that name."""
-        names: list[str] = []
-        for i, row in enumerate(self.rows):
-            name = re.sub(r"[^\w.+-]+", "-", row.title)[:80].strip("-.")
-            names.append(f"{name}--{i}" if name in names else name)
-        return names
+        return folder_names([row.title for row in self.rows])
 
     @property
     def same(self) -> dict[str, Any]:
@@ -93,6 +89,18 @@ def pairs(settings: Mapping[str, Any]) -> list[str]:
     """`key=value` as on the command line, with short keys."""
     texts = {key: hide_folders(value) for key, value in settings.items()}
     return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in texts.items()]
+
+
+def folder_names(titles: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for i, title in enumerate(titles):
+        name = re.sub(r"[^\w.+-]+", "-", title)[:80].strip("-.")
+        names.append(f"{name}--{i}" if name in names else name)
+    return names
+
+
+def short_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {short_key(key): value for key, value in settings.items()}
 
 
 def short_key(key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
-from ..evaluation.testing import score_zero_shot
+from ..evaluation.testing import zero_shot
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
@@ -18,6 +18,7 @@ from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
 from .folder import RunFolder
+from .predictions import save_predictions
 from .result import Result, summarise
 
 SILENT = Callback()
@@ -93,6 +94,8 @@ def train(
             store.checkpoint(server, {})
         for finished in rounds(experiment, engine, server):
             if store:
+                if finished.said and finished.server.round == experiment.rounds:
+                    save_predictions(store.folder, experiment.tests, finished.said)
                 store.save_round(finished.record.row(), finished.steps)
                 store.checkpoint(finished.server, engine.clients.changed)
             engine.committed()
@@ -110,8 +113,11 @@ def execute(
     make: MakeEngine = make_engine,
 ) -> Result:
     try:
-        zero_shot = score_zero_shot(experiment.job, experiment.tests)
-        callback.on_start(experiment, zero_shot[0])
+        untuned = zero_shot(experiment.job, experiment.tests)
+        whole, parts = experiment.tests.scores(untuned)
+        if store and not experiment.rounds:
+            save_predictions(store.folder, experiment.tests, untuned)
+        callback.on_start(experiment, whole)
         rows: list[dict[str, Any]] = []
         for record in train(experiment, store, resuming, make):
             rows.append(record.row())
@@ -122,7 +128,8 @@ def execute(
             before = sum(row["seconds"] for row in rows[: len(rows) - new])
         seconds = before + time.perf_counter() - began
         folder = store.folder if store else None
-        summary = summarise(experiment.run, zero_shot, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
+        scores, engine = (whole, parts.mean()), engine_name(experiment)
+        summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine)
         if store:
             write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)
