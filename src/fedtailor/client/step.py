@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..base.errors import UserError
+from ..base.errors import Diverged, UserError
 from ..base.rng import generator
 from ..core.model import Model
 from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples

@@ -90,6 +90,6 @@ def hold_out(federation: Federation, part: float, seed: int) -> Federation:
         Share(np.setdiff1d(share.train, held, assume_unique=True), np.flatnonzero(owner[held] == k))
         for k, share in enumerate(federation.shares)
     )
-    if not len(held) or any(len(old.train) and not len(new.train) for old, new in zip(federation.shares, shares)):
+    if not len(held) or any(len(share.test) and not len(share.train) for share in shares):
         raise UserError(f"data.validation={part} of {len(labels)} training images leaves nothing on one side")
     return replace(federation, dataset=replace(dataset, test=dataset.train.subset(held)), shares=shares, held=held)

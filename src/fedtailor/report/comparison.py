@@ -124,13 +124,13 @@ def tuning_blocks(summary: dict[str, Any]) -> list[Block]:
         if not (tuning := point.get("tuning")):
             continue
         at = "".join(f", {key}={value}" for key, value in point.get("at", {}).items())
-        tried = {title: {settings(it["values"]): it["score"] for it in row["tried"]} for title, row in tuning["rows"].items()}
+        tried = {title: {settings(it["values"]): it["score"] for it in row["tried"]} for title, row in tuning.items()}
         columns = list(dict.fromkeys(name for scores in tried.values() for name in scores))
         lines = []
         for title, scores in tried.items():
-            chosen = settings(tuning["rows"][title]["chosen"])
+            chosen = settings(tuning[title]["chosen"])
             cells = [Cell(percent(scores.get(name)), "best" if name == chosen else "") for name in columns]
-            lines.append((f"{title}, by {tuning['rows'][title]['by']}", cells))
+            lines.append((f"{title}, by {tuning[title]['by']}", cells))
         made.append(Block(f"validation{at}", columns, lines))
     return made
 
@@ -173,7 +173,8 @@ def caption(summary: dict[str, Any]) -> str:
     over = f"mean ± sample standard deviation over n = {n} seeds" if n != "1" else f"one seed ({seeds[0]})"
     made = [f"{row['title']} ({row['labels']})" for row in rows if row["labels"] != GIVEN]
     without = f"; trained without the data's labels: {', '.join(made)}" if made else ""
-    return f"Test accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined{without}"
+    unequal = f"; not one federation: the rows differ in {', '.join(keys)}" if (keys := summary.get("unequal")) else ""
+    return f"Test accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined{without}{unequal}"
 
 
 def tuning_notes(summary: dict[str, Any]) -> list[str]:
@@ -183,11 +184,15 @@ def tuning_notes(summary: dict[str, Any]) -> list[str]:
         if not (tuning := point.get("tuning")):
             continue
         at = "".join(f" at {key}={value}" for key, value in point.get("at", {}).items())
-        rows = tuning["rows"]
-        chosen = "; ".join(f"{title} {settings(row['chosen'])} ({percent(row['score'])})" for title, row in rows.items())
+        rows = tuning
+        chosen = "; ".join(
+            f"{title} {settings(row['chosen'])} ({percent(row['score'])})" for title, row in rows.items()
+        )
         told.append(f"Chosen on validation pictures{at}: {chosen}")
         for title, row in rows.items():
-            told += [f"{title}: {key}={row['chosen'][key]} is the {end} tried; try more" for key, end in row["ends"].items()]
+            told += [
+                f"{title}: {key}={row['chosen'][key]} is the {end} tried; try more" for key, end in row["ends"].items()
+            ]
     return told
 
 

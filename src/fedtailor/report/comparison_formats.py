@@ -92,3 +92,5 @@ def csv_lines(point: dict[str, Any]) -> Iterator[list[Any]]:
                 yield [title, part, metric, n, *spread.values(), *other]
         yield from ([title, "", cost, n, *row[cost].values(), *[None] * 5] for cost in COSTS)
 
+
+FORMATS = {"md": markdown, "csv": as_csv, "tex": latex}  # by the ending of the file

@@ -203,24 +203,6 @@ def check_equal(rows: Sequence[ComparedRow]) -> None:
             raise UserError(f"the rows differ in {key}: {listed}; it must be equal, so give {key}=… once, for all")
 
 
-def load_spec(folder: Path) -> tuple[ComparisonSpec, str, str | None]:
-    """The comparison in a folder, which number it compares, and the column it is sorted by."""
-    path = folder / NOTE
-    if not path.is_file():
-        raise UserError(f"{folder} is not a comparison's folder: it has no {NOTE}")
-    try:
-        note = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error})") from error
-    if lacking := {"version", "settings", "seeds", "rows", "number"} - set(note):
-        raise UserError(f"{path} is damaged: it lacks {', '.join(sorted(lacking))}")
-    if note["version"] != __version__:
-        versions = f"{folder} was written by fedtailor {note['version']}, this is {__version__}"
-        raise UserError(f"{versions}; compare anew, in another folder")
-    rows = [ComparedRow(row["method"], row["settings"], make_run(settings=flat(row["run"]))) for row in note["rows"]]
-    return ComparisonSpec(tuple(rows), note["settings"], tuple(note["seeds"])), note["number"], note.get("sort")
-
-
 def difference(there: ComparisonSpec, here: ComparisonSpec) -> str:
     """The first difference between a folder's comparison and this one, in words; seeds may be added."""
     old, new = ([row.title for row in spec.rows] for spec in (there, here))

@@ -49,7 +49,7 @@ class Tuning:
         if self.rounds is not None and self.rounds < 1:
             raise UserError(f"tune-rounds={self.rounds}: 1 or more")
 
-    def of(self, run: Run, own: Mapping[str, Any] = {}) -> "Tuning":  # noqa: B006  # it is only read
+    def of(self, run: Run, own: Mapping[str, Any] = {}) -> "Tuning":
         """What of it there is to choose for this run: not what it does not have, or has been given."""
         known = keys_of(run) if run.method.value.trains else set()
         return replace(self, grid={key: values for key, values in self.grid.items() if key in known - own.keys()})
@@ -109,17 +109,20 @@ def tune(
     names: Sequence[str] | None = None,  # of the runs' folders
     **options: Any,  # of Tuning: by, seeds, rounds, validation
 ) -> list[Tuned]:
-    """Each run at its own best values. A run that does not train, or has none of these settings, comes back as it is."""
+    """Each run at its own best values. One that does not train, or has none of these settings, comes back as it is."""
     tuning = Tuning({key: list(values) for key, values in grid.items()}, **options)
-    return tune_each([(run, tuning.of(run)) for run in runs], folder, callback, jobs, names)
+    if wrong := [key for key in tuning.grid if not any(key in tuning.of(run).grid for run in runs)]:
+        raise unknown("key", wrong[0], {key for run in runs for key in keys_of(run)})
+    names = names or folder_names([run.method.name for run in runs])
+    return tune_each([(run, tuning.of(run)) for run in runs], folder, names, callback, jobs)
 
 
 def tune_each(
     cases: Sequence[tuple[Run, Tuning]],
     folder: Path | None,
+    names: Sequence[str],  # of the runs' folders
     callback: ComparisonCallback,
     jobs: int,
-    names: Sequence[str] | None = None,
 ) -> list[Tuned]:
     placed = trial_runs(cases, folder, names)
     flat = [run for trials in placed for _, runs in trials for run in runs]
@@ -132,11 +135,11 @@ def tune_each(
 
 
 def trial_runs(
-    cases: Sequence[tuple[Run, Tuning]], folder: Path | None, names: Sequence[str] | None = None
+    cases: Sequence[tuple[Run, Tuning]], folder: Path | None, names: Sequence[str]
 ) -> list[list[tuple[dict[str, Any], list[PlacedRun]]]]:
     """For each case, every combination of values and its runs, with their places."""
     made = []
-    for (run, tuning), name in zip(cases, names or folder_names([run.method.name for run, _ in cases]), strict=True):
+    for (run, tuning), name in zip(cases, names, strict=True):
         trials = list(tuning.trials(run))
         rows = [ComparedRow(run.method.name, values, run) for values, _ in trials]
         places = folder_names([row.title.removeprefix(f"{row.method} ") for row in rows])
@@ -157,7 +160,9 @@ def choose(run: Run, tuning: Tuning, found: Sequence[tuple[dict[str, Any], list[
     best = max((it for it in tried if it.score is not None), key=lambda it: it.score or 0.0, default=None)
     if best is None:
         values = ", ".join(map(str, tuning.grid.values()))
-        why = f"no validation picture counts for {tuning.by}" if ended else "training diverged with each of these values"
+        why = (
+            f"no validation picture counts for {tuning.by}" if ended else "training diverged with each of these values"
+        )
         raise UserError(f"{run.method.name}: {why} of {', '.join(tuning.grid)} ({values}); try others")
     return Tuned(changed(run, best.values), best.values, f"{part} {name}", tried)
 

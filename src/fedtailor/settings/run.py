@@ -80,7 +80,10 @@ class Data(Strict):
         description="part of the training set that the server validates on; test: the test set (a leak, for parity)",
     )
     validation: float = Field(
-        0.0, ge=0, lt=1, description="part of the clients' training pictures that stands in for the test set; to tune by"
+        0.0,
+        ge=0,
+        lt=1,
+        description="part of the clients' training pictures that stands in for the test set; to tune by",
     )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
