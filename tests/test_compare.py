@@ -516,7 +516,7 @@ from pathlib import Path
 import torch
 import fedtailor
 import sklearn.metrics
-from fedtailor.runs import comparison, execute, folder as run_folder
+from fedtailor.runs import comparison, execute, predictions, folder as run_folder
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
@@ -539,7 +539,8 @@ def arm(moment):
         if due:
             die()
 
-    run_folder.write_atomic = execute.write_atomic = comparison.write_atomic = new_write
+    for module in (run_folder, execute, comparison, predictions):
+        module.write_atomic = new_write
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ends = {}
@@ -558,6 +559,7 @@ MOMENTS = [
     "compare.json after 1",
     "run.toml before 2",
     "checkpoint.json after 4",
+    "predictions.safetensors after 2",
     "result.json before 2",
     "result.json after 2",
     "table.json before 1",

@@ -85,11 +85,11 @@ def over_axes(summary: dict[str, Any], part: str) -> list[Block]:
 
     order = best_first(range(len(titles)), mean_over_points) if by else range(len(titles))
     for here in product(*(summary["axes"][key] for key in others)):
-        at = "".join(f", {key}={value}" for key, value in zip(others, here, strict=True))
+        at = place({"at": dict(zip(others, here, strict=True))})
         values = summary["axes"][last]
         columns = [column([row[part][metric] for row in found[*here, value]]) for value in values]
         lines = [(title, list(cells)) for title, *cells in zip(titles, *columns, strict=True)]
-        heading = f"{SECTIONS[part]}: {METRICS[metric].heading}{at}, by {last}"
+        heading = f"{part} {METRICS[metric].heading}{at}, by {last}"
         made.append(Block(heading, [str(value) for value in values], [lines[i] for i in order]))
     return made
 
@@ -109,10 +109,9 @@ def difference_blocks(summary: dict[str, Any]) -> list[Block]:
     for point in summary.get("points", [summary]):
         if not (found := point["differences"]):
             continue
-        at = "".join(f", {key}={value}" for key, value in point.get("at", {}).items())
         for part in SECTIONS:
             lines = [(title, [difference(row[part][m]) for m in shown]) for title, row in found["rows"].items()]
-            heading = f"differences to {found['against']}, {part}{at}"
+            heading = f"differences to {found['against']}, {part}{place(point)}"
             made.append(Block(heading, [METRICS[name].heading for name in shown], lines))
     return made
 
@@ -123,7 +122,6 @@ def tuning_blocks(summary: dict[str, Any]) -> list[Block]:
     for point in summary.get("points", [summary]):
         if not (tuning := point.get("tuning")):
             continue
-        at = "".join(f", {key}={value}" for key, value in point.get("at", {}).items())
         tried = {title: {settings(it["values"]): it["score"] for it in row["tried"]} for title, row in tuning.items()}
         columns = list(dict.fromkeys(name for scores in tried.values() for name in scores))
         lines = []
@@ -131,7 +129,7 @@ def tuning_blocks(summary: dict[str, Any]) -> list[Block]:
             chosen = settings(tuning[title]["chosen"])
             cells = [Cell(percent(scores.get(name)), "best" if name == chosen else "") for name in columns]
             lines.append((f"{title}, by {tuning[title]['by']}", cells))
-        made.append(Block(f"validation{at}", columns, lines))
+        made.append(Block(f"validation{place(point)}", columns, lines))
     return made
 
 
@@ -178,22 +176,21 @@ def caption(summary: dict[str, Any]) -> str:
 
 
 def tuning_notes(summary: dict[str, Any]) -> list[str]:
-    """What was chosen for each row, where, and by what."""
-    told = []
+    """What was chosen for each row, and where that is the last of what was tried."""
+    told, ends = [], False
     for point in summary.get("points", [summary]):
-        if not (tuning := point.get("tuning")):
-            continue
-        at = "".join(f" at {key}={value}" for key, value in point.get("at", {}).items())
-        rows = tuning
-        chosen = "; ".join(
-            f"{title} {settings(row['chosen'])} ({percent(row['score'])})" for title, row in rows.items()
-        )
-        told.append(f"Chosen on validation pictures{at}: {chosen}")
-        for title, row in rows.items():
-            told += [
-                f"{title}: {key}={row['chosen'][key]} is the {end} tried; try more" for key, end in row["ends"].items()
-            ]
-    return told
+        chosen = []
+        for title, row in point.get("tuning", {}).items():
+            last = "".join(f", the {end} {key} tried" for key, end in row["ends"].items())
+            chosen.append(f"{title} {settings(row['chosen'])} ({percent(row['score'])}{last})")
+            ends = ends or bool(last)
+        if chosen:
+            told.append(f"Chosen on validation pictures{place(point)}: {'; '.join(chosen)}")
+    return [*told, *(["Beyond the last value tried there may be a better one: try more"] if ends else [])]
+
+
+def place(point: dict[str, Any]) -> str:
+    return "".join(f", {key}={value}" for key, value in point.get("at", {}).items())
 
 
 def settings(values: dict[str, Any]) -> str:
@@ -208,5 +205,5 @@ def difference_notes(summary: dict[str, Any]) -> list[str]:
         "pictures": "± is a 95% bootstrap over test pictures, of these runs: it does not say what other seeds would do",
         None: "No interval: that takes three seeds, or the last round of runs that have kept their predictions",
     }
-    marked = ["* the interval excludes 0"] if kinds - {None} else []
+    marked = ["An asterisk: the interval excludes 0"] if kinds - {None} else []
     return [text for kind, text in told.items() if kind in kinds] + marked

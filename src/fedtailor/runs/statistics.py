@@ -1,8 +1,8 @@
 """Differences between rows of a comparison, with 95% intervals.
 
 With three seeds or more: paired over seeds, each of which has one federation and one series of cohorts for all rows, by
-Student's t. With fewer: a bootstrap over test pictures, paired as well, since both rows are asked about the same
-pictures. It says how sure a difference is between these very runs, and nothing about other seeds.
+Student's t. With fewer: 1.96 standard errors by a bootstrap over test pictures, paired as well, since both rows are
+asked about the same pictures. It says how sure a difference is between these very runs, and nothing about other seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,8 @@ def interval(values: Sequence[float | None], drawn: Numbers | None) -> Interval:
         half = float(stdtrit(len(known) - 1, 0.975)) * stdev(known) / len(known) ** 0.5
         low, high = middle - half, middle + half
     elif drawn is not None and not np.isnan(drawn).any():
-        low, high = np.percentile(drawn, [2.5, 97.5]).tolist()
+        half = 1.96 * float(np.std(drawn))
+        low, high = middle - half, middle + half
     return {"mean": round(middle, 4), "low": low and round(low, 4), "high": high and round(high, 4)}
 
 
@@ -87,13 +88,12 @@ def resampled_difference(places: Sequence[tuple[Path | None, Path | None]]) -> R
 
 
 def resample(answers: Answers) -> Resampled:
-    """Pictures drawn anew from those of the same class; for the personal number, from those of the same client."""
-    everything, K = np.arange(len(answers.shared)), int(answers.owner.max(initial=-1)) + 1
-    label, groups = answers.label[everything], answers.groups
-    owned = answers.label[answers.picture]
+    """Pictures drawn anew from those of the same class; for the personal number, of the same class and client."""
+    K, C, groups = int(answers.owner.max(initial=-1)) + 1, len(answers.group), answers.groups
+    label, owned = answers.label[: len(answers.shared)], answers.label[answers.picture]
     return {
         "global": resampled_scores(label, answers.shared, np.zeros_like(label), 1, label, groups),
-        "personal": resampled_scores(owned, answers.personal, answers.owner, K, answers.owner, groups),
+        "personal": resampled_scores(owned, answers.personal, answers.owner, K, answers.owner * C + owned, groups),
     }
 
 

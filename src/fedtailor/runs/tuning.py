@@ -164,7 +164,8 @@ def choose(run: Run, tuning: Tuning, found: Sequence[tuple[dict[str, Any], list[
             f"no validation picture counts for {tuning.by}" if ended else "training diverged with each of these values"
         )
         raise UserError(f"{run.method.name}: {why} of {', '.join(tuning.grid)} ({values}); try others")
-    return Tuned(changed(run, best.values), best.values, f"{part} {name}", tried)
+    number = f"{part} {name}{' accuracy' if name == BALANCED else ''}"
+    return Tuned(changed(run, best.values), best.values, number, tried)
 
 
 def number_of(by: str, summary: Summary) -> tuple[str, str]:
