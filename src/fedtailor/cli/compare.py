@@ -60,7 +60,7 @@ def compare(
         if settled or resume:
             raise UserError("--runs compares finished runs as they are; give their folders, and how to show them")
         made = finished.compare_finished([Path(word) for word in words or []], out=out, **shown)
-        output(made.summary, form, against is not None, out)
+        output(made.summary, form, "against" in shown, out)
         return
     if resume:
         if words or out or settled:
@@ -80,7 +80,7 @@ def compare(
             begun = (folder / comparison_spec.NOTE).is_file()
             hint = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
             raise UserError(f"stopped; {hint}") from None
-    output(made.summary, form, against is not None, folder)
+    output(made.summary, form, bool(shown.get("against")), folder)
 
 
 def output(summary: dict[str, Any], form: str, differences: bool, folder: Path | None) -> None:

@@ -31,7 +31,8 @@ def compare_finished(
     """The same table as `compare`, of run folders, or of folders with some in them. Nothing is run."""
     if not folders:
         raise UserError("no folder is named; name those to compare: fedtailor compare --runs runs/one runs/two")
-    runs = [read_run(place) for it in folders for place in run_folders(Path(it))]
+    places = {place.resolve(): place for it in folders for place in run_folders(Path(it))}
+    runs = [read_run(place) for place in places.values()]
     plan, found = as_rows(runs)
     shown, folder = Shown(number, sort, show, against), None if out is None else Path(out)
     shown.check(plan)
