@@ -23,6 +23,7 @@ from .comparison_spec import (
     Seeds,
     difference,
     folder_names,
+    hide_folders,
     make_spec,
     pairs,
     read_seeds,
@@ -74,15 +75,7 @@ class ComparisonPlan:
 
     @property
     def command(self) -> str:
-        words = [shlex.join([f"--over={key}"]) for key in map(listed, self.axes.items())]
-        if self.tuning:
-            words += [shlex.join([f"--tune={key}"]) for key in map(listed, self.tuning.grid.items())]
-            words += [f"--tune-by={self.tuning.by}"] if self.tuning.by != "balanced" else []
-            seeds = ",".join(map(str, self.tuning.seeds))
-            words += [f"--tune-seeds={seeds}"] if seeds != "0" else []
-            words += [f"--tune-rounds={self.tuning.rounds}"] if self.tuning.rounds else []
-            words += [f"--validation={self.tuning.validation}"] if self.tuning.validation != 0.2 else []
-        return " ".join([self.first.command, *words])
+        return " ".join([self.first.command, shlex.join([*over_words(self.axes), *tune_words(self.tuning)])]).strip()
 
     def note(self) -> dict[str, Any]:
         """For compare.json."""
@@ -193,10 +186,26 @@ def read_values(words: Iterable[str], option: str) -> Axes:
     return made
 
 
-def listed(axis: tuple[str, Sequence[Any]]) -> str:
-    key, values = axis
-    texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-    return f"{short_key(key)}={','.join(texts)}"
+def over_words(axes: Axes, option: str = "--over") -> list[str]:
+    """As on the command line."""
+    made = []
+    for key, values in axes.items():
+        texts = (value if isinstance(value, str) else json.dumps(value) for value in map(hide_folders, values))
+        made.append(f"{option}={short_key(key)}={','.join(texts)}")
+    return made
+
+
+def tune_words(tuning: Tuning | None) -> list[str]:
+    if tuning is None:
+        return []
+    plain, seeds = Tuning({}), ",".join(map(str, tuning.seeds))
+    given = {
+        "--tune-by": tuning.by != plain.by and tuning.by,
+        "--tune-seeds": tuning.seeds != plain.seeds and (seeds if "," in seeds else f"{seeds},"),
+        "--tune-rounds": tuning.rounds,
+        "--validation": tuning.validation != plain.validation and tuning.validation,
+    }
+    return [*over_words(tuning.grid, "--tune"), *(f"{option}={value}" for option, value in given.items() if value)]
 
 
 def load_plan(folder: Path) -> tuple[ComparisonPlan, Shown]:
@@ -226,9 +235,8 @@ def load_plan(folder: Path) -> tuple[ComparisonPlan, Shown]:
 
 def plan_difference(there: ComparisonPlan, here: ComparisonPlan) -> str:
     """The first difference between a folder's comparison and this one, in words; seeds may be added."""
-    for what, old, new in (("axes", there.axes, here.axes), ("tuning", there.tuning, here.tuning)):
-        if old != new:
-            told = (" ".join(map(listed, it.items())) or "none" if isinstance(it, dict) else it for it in (old, new))
-            return "its {} is {}, not {}".format(what, *told)
+    if there.axes != here.axes or there.tuning != here.tuning:
+        old, new = (" ".join([*over_words(plan.axes), *tune_words(plan.tuning)]) for plan in (there, here))
+        return f"it has {old or 'no --over or --tune'}, not {new or 'none'}"
     found = (difference(old.spec, new.spec) for old, new in zip(there.points, here.points, strict=True))
     return next(filter(None, found), "")
