@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedtailor
+from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import ArrayImages, Dataset, Split
 from fedtailor.data.federation import Federation, hold_out
@@ -107,3 +108,9 @@ def test_numbers_of_a_validation_run(small: dict[str, Any]) -> None:
     one, two = (fedtailor.run("promptfl", {**small, "rounds": 1, "data.validation": v}) for v in (0.25, 0.0))
     assert one.summary["zero_shot"] != two.summary["zero_shot"]
     assert one.summary["balanced"]["global"] is not None
+
+
+def test_nobody_takes_it_for_the_test_set(small: dict[str, Any], call: Call) -> None:
+    words = [f"{key}={value}" for key, value in {**small, "rounds": 1, "data.validation": 0.25}.items()]
+    assert "tested on validation pictures, 0.25 of the training set" in call("run", "promptfl", *words).out
+    assert "Validation accuracy in %" in call("compare", "promptfl", *words).out

@@ -172,7 +172,9 @@ def caption(summary: dict[str, Any]) -> str:
     made = [f"{row['title']} ({row['labels']})" for row in rows if row["labels"] != GIVEN]
     without = f"; trained without the data's labels: {', '.join(made)}" if made else ""
     unequal = f"; not one federation: the rows differ in {', '.join(keys)}" if (keys := summary.get("unequal")) else ""
-    return f"Test accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined{without}{unequal}"
+    what = "Validation" if summary["same"].get("data.validation") else "Test"
+    told = f"{what} accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined"
+    return f"{told}{without}{unequal}"
 
 
 def tuning_notes(summary: dict[str, Any]) -> list[str]:
