@@ -53,7 +53,12 @@ def test_what_has_no_number() -> None:
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([1.0, 2.0, 3.0], "+2.00±2.48"), ([-2.0, -2.1, -2.2], "-2.10±0.25*"), ([1.0, 1.0, 1.0], "+1.00±0.00*")],
+    [
+        ([1.0, 2.0, 3.0], "+2.00±2.48"),
+        ([-2.0, -2.1, -2.2], "-2.10±0.25*"),
+        ([1.0, 1.0, 1.0], "+1.00±0.00*"),
+        ([-0.001] * 2, "+0.00"),
+    ],
 )
 def test_an_asterisk_where_the_interval_excludes_0(values: list[float], text: str) -> None:
     assert difference(interval(values, None)).text == text

@@ -137,9 +137,10 @@ def difference(found: dict[str, float | None]) -> Cell:
     mean, low, high = found["mean"], found["low"], found["high"]
     if mean is None:
         return Cell("–")
-    if low is None or high is None:
-        return Cell(f"{mean:+.2f}")
-    return Cell(f"{mean:+.2f}±{(high - low) / 2:.2f}{'' if low <= 0 <= high else '*'}")
+    text = f"{round(mean, 2) + 0.0:+.2f}"  # + 0.0: there is no −0.00
+    return Cell(
+        text if low is None or high is None else f"{text}±{(high - low) / 2:.2f}{'' if low <= 0 <= high else '*'}"
+    )
 
 
 def column(spreads: Sequence[dict[str, float | None]]) -> list[Cell]:

@@ -13,7 +13,7 @@ import torch
 from ..base.version import __version__
 from ..evaluation.metrics import METRICS
 from .comparison_plan import ComparisonPlan, Point, Shown
-from .comparison_spec import ComparedRow, hide_folders, short_key, short_keys, trains
+from .comparison_spec import ComparedRow, hide_folders, short_key, trains
 from .many import Summary
 from .result import PARTS
 from .statistics import differences
@@ -40,7 +40,7 @@ def summarise(
         "seeds": list(plan.seeds),
         "number": shown.number,
         "sort": shown.sort,
-        "same": {key: value for key, value in plan.first.same.items() if key not in short_keys(plan.axes)},
+        "same": same_everywhere(plan),
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {**about, "Python": platform.python_version()},
@@ -52,6 +52,12 @@ def summarise(
     at = [{short_key(key): hide_folders(value) for key, value in point.at.items()} for point in plan.points]
     show = shown.show or shown.sort or "overall"
     return {"axes": axes, "show": show, "points": [{"at": a, **p} for a, p in zip(at, points, strict=True)], **rest}
+
+
+def same_everywhere(plan: ComparisonPlan) -> dict[str, Any]:
+    """What all rows share at all points. A setting may follow from another: a dataset has its own imbalance."""
+    first, *others = (point.spec.same for point in plan.points)
+    return {key: value for key, value in first.items() if all(it.get(key) == value for it in others)}
 
 
 def summarise_point(point: Point, found: Found, shown: Shown, tuned: Mapping[str, Tuned]) -> Summary:

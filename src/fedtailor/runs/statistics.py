@@ -5,7 +5,8 @@ Student's t. With fewer: 1.96 standard errors by a bootstrap over test pictures,
 asked about the same pictures. It says how sure a difference is between these very runs, and nothing about other seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,7 +23,7 @@ from .result import PARTS
 
 SEEDS, PICTURES = "seeds", "pictures"  # what an interval is over
 ENOUGH = 3  # seeds
-RESAMPLES = 1000
+RESAMPLES = 400  # give a standard error to within some four percent of itself
 AT_ONCE = 1 << 20  # resampled pictures
 
 Scores = dict[str, dict[str, float | None]]  # part → metric
@@ -30,23 +31,27 @@ Run = tuple[Scores, Path | None]  # its numbers and its folder
 Scored = tuple[int, Scores, Path | None]  # with its seed
 Interval = dict[str, float | None]  # mean, low, high
 Resampled = dict[str, dict[str, Numbers]]  # part → metric → (RESAMPLES,)
+Ask = Callable[[Path], tuple[Answers, Resampled] | None]  # for a run's folder
 
 
 def differences(rows: Mapping[str, Sequence[Scored]], against: str, bootstrap: bool) -> dict[str, Any]:
     """Every row minus the reference. `bootstrap`: whether the numbers are those of the last test."""
     reference = {seed: (scores, place) for seed, scores, place in rows[against]}
-    made = {}
+    made, once = {}, cache(resample_run)  # the reference is asked for with every row
     for title, runs in rows.items():
         pairs = [(seed, (scores, place), reference[seed]) for seed, scores, place in runs if seed in reference]
         if title != against and pairs:
-            made[title] = {"seeds": [seed for seed, *_ in pairs], **paired([pair[1:] for pair in pairs], bootstrap)}
+            made[title] = {
+                "seeds": [seed for seed, *_ in pairs],
+                **paired([pair[1:] for pair in pairs], once if bootstrap else None),
+            }
     return {"against": against, "rows": made}
 
 
-def paired(pairs: Sequence[tuple[Run, Run]], bootstrap: bool) -> dict[str, Any]:
+def paired(pairs: Sequence[tuple[Run, Run]], ask: Ask | None) -> dict[str, Any]:
     """Over seeds if there are enough; else over pictures, if that is known."""
     few = len(pairs) < ENOUGH
-    drawn = resampled_difference([(mine, its) for (_, mine), (_, its) in pairs]) if few and bootstrap else None
+    drawn = resampled_difference([(mine, its) for (_, mine), (_, its) in pairs], ask) if few and ask else None
     made: dict[str, Any] = {"interval": (PICTURES if drawn else None) if few else SEEDS}
     for part in PARTS:
         made[part] = {}
@@ -75,16 +80,21 @@ def interval(values: Sequence[float | None], drawn: Numbers | None) -> Interval:
     return {"mean": round(middle, 4), "low": low and round(low, 4), "high": high and round(high, 4)}
 
 
-def resampled_difference(places: Sequence[tuple[Path | None, Path | None]]) -> Resampled | None:
+def resampled_difference(places: Sequence[tuple[Path | None, Path | None]], ask: Ask) -> Resampled | None:
     """The mean difference over seeds in each resample; None if a run has not kept its predictions."""
     found: list[Resampled] = []
     for pair in places:
-        mine, theirs = (None if place is None else read_predictions(place) for place in pair)
-        if mine is None or theirs is None or not mine.same_pictures(theirs):
+        mine, theirs = (None if place is None else ask(place) for place in pair)
+        if mine is None or theirs is None or not mine[0].same_pictures(theirs[0]):
             return None
-        a, b = resample(mine), resample(theirs)
+        a, b = mine[1], theirs[1]
         found.append({part: {name: a[part][name] - b[part][name] for name in METRICS} for part in PARTS})
     return {part: {name: np.mean([it[part][name] for it in found], axis=0) for name in METRICS} for part in PARTS}
+
+
+def resample_run(folder: Path) -> tuple[Answers, Resampled] | None:
+    answers = read_predictions(folder)
+    return None if answers is None else (answers, resample(answers))
 
 
 def resample(answers: Answers) -> Resampled:

@@ -332,8 +332,12 @@ def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseMo
 
 def keys_of(run: Run) -> set[str]:
     """Every key that such a run has."""
-    kinds = kinds_of(run.document(), METHODS[run.method.name])
-    return {*OPTIONS, *(key for group, kind in kinds.items() for key in fields_of(kind, group))}
+    kinds, short = kinds_of(run.document(), METHODS[run.method.name]), run.method.value.short
+    return {
+        *OPTIONS,
+        *(f"method.{key}" for key in short),
+        *(key for group, kind in kinds.items() for key in fields_of(kind, group)),
+    }
 
 
 def fields_of(kind: type[BaseModel], group: str) -> dict[str, FieldInfo]:
