@@ -75,22 +75,22 @@ def section(summary: dict[str, Any], part: str) -> Block:
 def over_axes(summary: dict[str, Any], part: str) -> list[Block]:
     """One metric, at every point of the axes."""
     *others, last = summary["axes"]
-    metric, by = summary["show"], summary.get("sort")
-    found = {tuple(point["at"].values()): point["rows"] for point in summary["points"]}
-    made, titles = [], [row["title"] for row in summary["points"][0]["rows"]]
+    values, metric, by = summary["axes"][last], summary["show"], summary.get("sort")
+    rows = [point["rows"] for point in summary["points"]]  # the last axis runs fastest
+    titles = [row["title"] for row in rows[0]]
 
     def mean_over_points(i: int) -> float | None:
-        known = [v for rows in found.values() if (v := rows[i][part][by]["mean"]) is not None]
+        known = [v for here in rows if (v := here[i][part][by]["mean"]) is not None]
         return fmean(known) if known else None
 
-    order = best_first(range(len(titles)), mean_over_points) if by else range(len(titles))
-    for here in product(*(summary["axes"][key] for key in others)):
+    order, made = best_first(range(len(titles)), mean_over_points) if by else range(len(titles)), []
+    for i, here in enumerate(product(*(summary["axes"][key] for key in others))):
         at = place({"at": dict(zip(others, here, strict=True))})
-        values = summary["axes"][last]
-        columns = [column([row[part][metric] for row in found[*here, value]]) for value in values]
+        shown = rows[i * len(values) : (i + 1) * len(values)]
+        columns = [column([row[part][metric] for row in point]) for point in shown]
         lines = [(title, list(cells)) for title, *cells in zip(titles, *columns, strict=True)]
         heading = f"{part} {METRICS[metric].heading}{at}, by {last}"
-        made.append(Block(heading, [str(value) for value in values], [lines[i] for i in order]))
+        made.append(Block(heading, [str(value) for value in values], [lines[j] for j in order]))
     return made
 
 

@@ -87,8 +87,9 @@ def compare(
         if folder is not None:
             write_atomic(folder / NOTE, as_json({**plan.note(), **asdict(shown)}))
         tuned = tune_each(cases, folder, names, callback, jobs)
-        found = run_plan(with_best(plan, tuned) if tuned else plan, folder, callback, jobs)
-        summary = summarise(plan, found, shown, folder, tuned)
+        best = with_best(plan, tuned) if tuned else plan
+        found = run_plan(best, folder, callback, jobs)
+        summary = summarise(best, found, shown, folder, tuned)
         if folder is not None:
             write_tables(summary, folder)
     runs = [{title: [run for run, _ in its] for title, its in point.items()} for point in found]
@@ -105,13 +106,10 @@ def tuning_cases(plan: ComparisonPlan) -> tuple[list[tuple[Run, Tuning]], list[s
 
 
 def with_best(plan: ComparisonPlan, tuned: Sequence[Tuned]) -> ComparisonPlan:
-    best = iter(tuned)
-    points = [
-        replace(
-            point, spec=replace(point.spec, rows=tuple(replace(row, run=next(best).run) for row in point.spec.rows))
-        )
-        for point in plan.points
-    ]
+    best, points = iter(tuned), []
+    for point in plan.points:
+        rows = tuple(replace(row, run=next(best).run) for row in point.spec.rows)
+        points.append(replace(point, spec=replace(point.spec, rows=rows)))
     return replace(plan, points=tuple(points))
 
 
