@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import fedtailor
 from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import ArrayImages, Dataset, Split
+from fedtailor.data.export import write_sites
 from fedtailor.data.federation import Federation, hold_out
 from fedtailor.data.partitions.base import Share
 from fedtailor.settings.run import make_run
@@ -114,3 +116,8 @@ def test_nobody_takes_it_for_the_test_set(small: dict[str, Any], call: Call) -> 
     words = [f"{key}={value}" for key, value in {**small, "rounds": 1, "data.validation": 0.25}.items()]
     assert "tested on validation pictures, 0.25 of the training set" in call("run", "promptfl", *words).out
     assert "Validation accuracy in %" in call("compare", "promptfl", *words).out
+
+
+def test_sites_are_not_given_the_wrong_test_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.validation puts training images in the place of the test set"):
+        write_sites(hold_out(federation([[4, 4]]), 0.2, 0), tmp_path / "sites")
