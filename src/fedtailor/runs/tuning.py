@@ -18,7 +18,7 @@ from ..settings.keys import full_keys, with_changes
 from ..settings.run import Run, keys_of, make_run
 from . import execute
 from .callback import Callback, ComparisonCallback
-from .comparison_spec import COMMON, COMMON_TRAINING, ComparedRow, folder_names, short_keys
+from .comparison_spec import COMMON, COMMON_TRAINING, ComparedRow, folder_names, short_key, short_keys
 from .many import SILENT, PlacedRun, Summary, run_all, run_or_read
 
 BALANCED, PERSONAL = "balanced", "personal"  # numbers to choose by, besides those in METRICS
@@ -39,9 +39,11 @@ class Tuning:
         object.__setattr__(self, "seeds", tuple(self.seeds))
         for key, values in self.grid.items():
             if key.split(".")[0] in COMMON | COMMON_TRAINING | {"seed", "seeds"} or key == "method.name":
-                raise UserError(f"tune {key}: it decides what is compared, not how well a method does; see --over")
+                raise UserError(
+                    f"--tune {short_key(key)}: it decides what is compared, not how well a method does; see --over"
+                )
             if len(values) < 2 or any(value in values[:i] for i, value in enumerate(values)):
-                raise UserError(f"tune {key}={values}: give two values or more, none of them twice")
+                raise UserError(f"--tune {short_key(key)}={values}: give two values or more, none of them twice")
         if self.by not in (known := [BALANCED, PERSONAL, *METRICS, *(f"{PERSONAL}-{name}" for name in METRICS)]):
             raise unknown("tune-by", self.by, known)
         if not 0 < self.validation < 1:
