@@ -25,19 +25,21 @@ from fedtailor.cli import main
 from fedtailor.cli.progress import Comparing
 from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
-from fedtailor.report.comparison import caption, comparison_table, markdown, marks, section
-from fedtailor.runs import comparison
+from fedtailor.report.comparison import caption, comparison_table, marks, section
+from fedtailor.report.comparison_formats import markdown
+from fedtailor.runs import many
 from fedtailor.runs.callback import ComparisonCallback
-from fedtailor.runs.comparison import Comparison, spread
+from fedtailor.runs.comparison import Comparison
+from fedtailor.runs.comparison_plan import ComparisonPlan, load_plan
 from fedtailor.runs.comparison_spec import (
     ComparisonSpec,
     every_method,
-    load_spec,
     make_spec,
     parse_row,
     read_seeds,
     split_words,
 )
+from fedtailor.runs.comparison_summary import spread
 from fedtailor.runs.folder import RunFolder
 from fedtailor.simulation.build import Experiment, build
 
@@ -273,7 +275,8 @@ def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any])
 def test_summary(made: Comparison, folder: Path) -> None:
     """The object that scripts read: every key, means and sample deviations of what the run folders hold."""
     s = made.summary
-    assert set(s) == {"rows", "seeds", "number", "sort", "same", "command", "date", "versions", "folder"}
+    about = {"seeds", "number", "sort", "same", "command", "date", "versions", "folder"}
+    assert set(s) == {"rows", "differences", *about}
     assert (s["seeds"], s["number"], s["folder"]) == ([0, 1], "last", str(folder))
     assert [row["title"] for row in s["rows"]] == TITLES
     for row, name in zip(s["rows"], ("zeroshot", "promptfl", "promptprox-method.mu-0.7", "fedclip"), strict=True):
@@ -339,10 +342,11 @@ def test_markdown(made: Comparison, folder: Path, pictures: Path) -> None:
     ):
         assert word in page
     assert not any(str(path) in page for path in (folder.parent, pictures.parent, pictures.parent.parent))
-    assert sum(line.startswith("| promptfl |") for line in lines) == 2
+    assert sum(line.startswith("| promptfl |") for line in lines) == 3
     tables = [line for line in lines if line.startswith("|")]
-    assert {line.count("|") for line in tables[:6]} == {8}
-    assert {line.count("|") for line in tables[6:]} == {6}
+    assert {line.count("|") for line in tables[:12]} == {7}
+    assert {line.count("|") for line in tables[12:18]} == {5}
+    assert tables[18].startswith("| differences to promptfl, global | overall |")
     assert "±" in tables[2]
 
 
@@ -352,13 +356,14 @@ def invented(*means: float | None) -> dict[str, Any]:
     def row(i: int, mean: float | None) -> dict[str, Any]:
         numbers = {name: {"mean": mean, "std": None} for name in METRICS}
         cost = {"mean": 3000.0, "std": None}
-        costs = {"bytes_up": cost, "seconds": cost, "rounds": 3}
-        return {"title": f"row{i}", "labels": "given", "global": numbers, "personal": numbers, **costs}
+        costs = {"bytes_up": cost, "bytes_down": cost, "seconds": cost, "rounds": 3}
+        about = {"title": f"row{i}", "labels": "given", "seeds": [4]}
+        return {**about, "global": numbers, "personal": numbers, **costs}
 
     rows = [row(i, mean) for i, mean in enumerate(means)]
     versions: dict[str, str] = {}
     about = {"command": "", "date": "", "versions": versions, "same": {"data": "x"}}
-    return {"rows": rows, "seeds": [4], "number": "last", **about}
+    return {"rows": rows, "differences": None, "seeds": [4], "number": "last", **about}
 
 
 @pytest.mark.parametrize(
@@ -383,10 +388,11 @@ def test_marks_in_markdown_and_on_the_terminal() -> None:
     """Bold and underlined in both; costs carry no mark."""
     summary = invented(1.0, 3.0, 2.0, None)
     table = [line for line in markdown(summary).splitlines() if line.startswith("| row")]
-    assert table[0] == "| row0 | 1.00 | 1.00 | 1.00 | 1.00 | 1.0 kB | 3000.0 |"
-    assert table[1] == "| row1 | **3.00** | **3.00** | **3.00** | **3.00** | 1.0 kB | 3000.0 |"
-    assert table[2] == "| row2 | <u>2.00</u> | <u>2.00</u> | <u>2.00</u> | <u>2.00</u> | 1.0 kB | 3000.0 |"
-    assert table[3] == "| row3 | – | – | – | – | 1.0 kB | 3000.0 |"
+    assert table[0] == "| row0 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |"
+    assert table[1] == "| row1 | **3.00** | **3.00** | **3.00** | **3.00** | **3.00** |"
+    assert table[2] == "| row2 | <u>2.00</u> | <u>2.00</u> | <u>2.00</u> | <u>2.00</u> | <u>2.00</u> |"
+    assert table[3] == "| row3 | – | – | – | – | – |"
+    assert table[8] == "| row0 | 1.0 kB | 1.0 kB | 3000.0 |"
     console = Console(force_terminal=True, width=80, color_system="standard")
     with console.capture() as capture:
         console.print(comparison_table(summary))
@@ -404,7 +410,10 @@ def test_captions(number: str, message: str) -> None:
     summary = {**invented(1.0), "number": number}
     assert message in caption(summary)
     assert "one seed (4)" in caption(summary)
-    assert "sample standard deviation over n = 3 seeds" in caption({**summary, "seeds": [0, 1, 2]})
+    three = [{**row, "seeds": [0, 1, 2]} for row in summary["rows"]]
+    assert "sample standard deviation over n = 3 seeds" in caption({**summary, "rows": three, "seeds": [0, 1, 2]})
+    mixed = [*three, *summary["rows"]]
+    assert "sample standard deviation over n = 1 to 3 seeds" in caption({**summary, "rows": mixed, "seeds": [0, 1, 2]})
     assert caption(summary) in markdown(summary)
     assert "without" not in caption(summary)
     summary["rows"].append({**summary["rows"][0], "title": "fedcopl", "labels": "copl"})
@@ -420,7 +429,7 @@ def test_numbers(made: Comparison, small: dict[str, Any], folder: Path) -> None:
         assert zero["global"] == made.summary["rows"][0]["global"]
         values = [result(folder, "promptfl", seed)[number]["personal"]["tail"] for seed in (0, 1)]
         assert prompt["personal"]["tail"] == spread(values)
-        assert load_spec(folder)[1] == number
+        assert load_plan(folder)[1].number == number
     fedtailor.compare(ROWS, small, seeds=2, out=folder, callback=Deaf())
     with pytest.raises(UserError, match="unknown number 'lst'; did you mean 'last'"):
         fedtailor.compare(ROWS, small, number="lst")
@@ -507,7 +516,7 @@ from pathlib import Path
 import torch
 import fedtailor
 import sklearn.metrics
-from fedtailor.runs import comparison, execute, folder as run_folder
+from fedtailor.runs import comparison, execute, predictions, folder as run_folder
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
@@ -530,7 +539,8 @@ def arm(moment):
         if due:
             die()
 
-    run_folder.write_atomic = execute.write_atomic = comparison.write_atomic = new_write
+    for module in (run_folder, execute, comparison, predictions):
+        module.write_atomic = new_write
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ends = {}
@@ -549,6 +559,7 @@ MOMENTS = [
     "compare.json after 1",
     "run.toml before 2",
     "checkpoint.json after 4",
+    "predictions.safetensors after 2",
     "result.json before 2",
     "result.json after 2",
     "table.json before 1",
@@ -634,7 +645,7 @@ def test_folders_that_are_none(small: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not empty, and holds no comparison; choose another --out"):
         fedtailor.compare(ROWS, small, out=tmp_path)
     with pytest.raises(UserError, match=r"is not a comparison's folder: it has no compare\.json"):
-        load_spec(tmp_path)
+        load_plan(tmp_path)
     note = {**make_spec(ROWS, small).note(), "number": "last"}
     for text, message in (
         (json.dumps({**note, "version": "0.0.1"}), "was written by fedtailor 0.0.1, this is"),
@@ -736,8 +747,9 @@ def test_table(call: Call, words: list[str], tmp_path: Path) -> None:
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     headings = [line.split() for line in lines if "overall" in line]
-    assert headings == [["overall", "head", "mid", "tail", "up/round", "seconds"], ["overall", "head", "mid", "tail"]]
-    assert sum(line.startswith("zeroshot") for line in lines) == 2
+    assert headings == [["overall", "head", "mid", "tail", "balanced"]] * 2
+    assert ["up/round", "down/round", "seconds"] in [line.split() for line in lines]
+    assert sum(line.startswith("zeroshot") for line in lines) == 3
     assert "…" not in out
     assert "mine/table.md" in out
     assert sorted(p.name for p in (tmp_path / "mine" / "promptfl").iterdir()) == ["seed-5", "seed-7"]
@@ -786,7 +798,7 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     assert "stopped; go on with: fedtailor compare --resume mine" in err
     assert call("--resume", "mine", "--json")[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr(comparison, "deal", stop)
+        patch.setattr(many, "deal", stop)
         code, _, err = call("promptfl", *words, "--out", "other")
     assert "stopped; no run was begun" in err
     assert not (tmp_path / "other").exists()
@@ -811,10 +823,9 @@ def test_the_spec_comes_back(small: dict[str, Any], tmp_path: Path) -> None:
     """compare.json holds everything: the runs that it gives are the runs that it was made of."""
     spec: ComparisonSpec = make_spec([*ROWS, "clip-lora", "fedavg:tuner=text_prompt+lora"], small, "3,1")
     (tmp_path / "compare.json").write_text(json.dumps({**spec.note(), "number": "best", "sort": "tail"}))
-    back, number, sort = load_spec(tmp_path)
-    assert sort == "tail"
-    assert back == spec
-    assert number == "best"
+    back, shown = load_plan(tmp_path)
+    assert (shown.number, shown.sort, shown.against) == ("best", "tail", None)
+    assert back == ComparisonPlan.of(spec)
 
 
 def test_the_page(made: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -853,11 +864,12 @@ def test_an_error_in_one_process_ends_the_comparison(small: dict[str, Any], tmp_
 
 def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
     for part in ("global", "personal"):
-        lines = section({**made.summary, "sort": "tail"}, part)
-        tails = [row[part]["tail"]["mean"] for row, _ in lines]
+        lines = section({**made.summary, "sort": "tail"}, part).lines
+        tail = {row["title"]: row[part]["tail"]["mean"] for row in made.summary["rows"]}
+        tails = [tail[title] for title, _ in lines]
         assert tails == sorted(tails, reverse=True)
-        assert {row["title"] for row, _ in lines} == set(TITLES)
-        assert [row["title"] for row, _ in section(made.summary, part)] == TITLES
+        assert {title for title, _ in lines} == set(TITLES)
+        assert [title for title, _ in section(made.summary, part).lines] == TITLES
     with pytest.raises(UserError, match="unknown sort"):
         fedtailor.compare(make_spec(["promptfl"], {}), sort="tale")
     with pytest.raises(UserError, match="a ComparisonSpec is complete"):
@@ -867,8 +879,8 @@ def test_rows_are_sorted_by_a_column(made: Comparison) -> None:
 def test_a_row_without_the_number_comes_last(made: Comparison) -> None:
     rows = json.loads(json.dumps(made.summary["rows"]))
     rows[1]["global"]["overall"] = {"mean": None, "std": None}
-    lines = section({**made.summary, "rows": rows, "sort": "overall"}, "global")
-    assert lines[-1][0]["title"] == "promptfl"
+    lines = section({**made.summary, "rows": rows, "sort": "overall"}, "global").lines
+    assert lines[-1][0] == "promptfl"
     assert lines[-1][1][0].text == "–"
 
 

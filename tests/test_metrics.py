@@ -174,7 +174,7 @@ def test_a_new_metric_is_one_function_and_one_line(
     both = fedtailor.compare(["promptfl"], small, out=tmp_path / "both", sort="worst_class")
     assert both.summary["rows"][1]["global"]["worst_class"]["mean"] == run.summary["global"]["worst_class"]
     assert json.loads((tmp_path / "both" / "table.json").read_text()) == both.summary
-    assert "| tail | worst class | up/round |" in (tmp_path / "both" / "table.md").read_text()
+    assert "| balanced | worst class |" in (tmp_path / "both" / "table.md").read_text()
     console = Console(width=100)
     with console.capture() as capture:
         console.print(comparison_table(both.summary))

@@ -55,6 +55,7 @@ def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
     assert {p.name for p in finished.iterdir()} - {".lock"} == {
         "run.toml", "rounds.jsonl", "clients.jsonl", "states.jsonl", "checkpoint.json", "state", "result.json",
         "data.json",
+        "predictions.safetensors",
     }  # fmt: skip
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rounds] == [1, 2, 3]

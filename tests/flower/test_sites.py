@@ -65,3 +65,5 @@ def test_the_server_holds_no_training_set(data: Path) -> None:
     settings = {"data": f"folder:{data / 'server'}", "clients": 3, "engine": "flower", "data.server": "test"}
     with pytest.raises(UserError, match="the server holds no part of the training set"):
         server_experiment(make_run("promptfl", settings))
+    with pytest.raises(UserError, match="in a deployment each site says what it tests on"):
+        server_experiment(make_run("promptfl", {**settings, "data.server": 0.0, "data.validation": 0.2}))

@@ -10,6 +10,10 @@ class UserError(Exception):
     """Wrong input. The command line prints the message alone and ends with exit code 2."""
 
 
+class Diverged(UserError):  # noqa: N818  # as it reads
+    """Training came to numbers that are none."""
+
+
 def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserError:
     """`unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)`"""
     names = sorted(known)

@@ -18,7 +18,7 @@ def emit(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def print_result(s: dict[str, Any], leak: bool = False) -> None:
+def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
     from ..report.tables import pseudo_line, result_table, size
 
     console = Console()
@@ -27,6 +27,11 @@ def print_result(s: dict[str, Any], leak: bool = False) -> None:
         console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
     if leak:
         console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
+    if validation:
+        told = (
+            f"tested on validation pictures, {validation:g} of the training set (data.validation), not on the test set"
+        )
+        console.print(told, style="yellow", highlight=False)
     console.print(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s ({s['engine']}, {s['threads']} threads) · "
         f"up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "

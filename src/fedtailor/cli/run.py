@@ -39,4 +39,7 @@ def run(
             begun = (folder / "run.toml").is_file()
             hint = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
             raise UserError(f"stopped; {hint}") from None
-    emit(result.summary) if as_json else print_result(result.summary, leak=result.run.data.server == "test")
+    if as_json:
+        emit(result.summary)
+    else:
+        print_result(result.summary, result.run.data.server == "test", result.run.data.validation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..base.errors import UserError
+from ..base.errors import Diverged, UserError
 from ..base.rng import generator
 from ..core.model import Model
 from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples
@@ -155,4 +155,4 @@ def check_params(params: Params, theta: Params, at: str) -> None:
         if value.dtype != theta[name].dtype:
             raise UserError(f"{at}: {name} came back as {value.dtype}, it is {theta[name].dtype}")
         if not torch.isfinite(value).all():
-            raise UserError(f"{at}: {name} is no longer finite; training diverged, a smaller lr may help")
+            raise Diverged(f"{at}: {name} is no longer finite; training diverged, a smaller lr may help")

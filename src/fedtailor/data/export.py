@@ -28,6 +28,8 @@ def write_sites(
         raise UserError(f"{out} is there already, and not empty; give a new folder, or remove it first")
     if federation.server is not None:
         raise UserError("data.server keeps training images for the server, which no site has; leave it out")
+    if federation.held is not None:
+        raise UserError("data.validation puts training images in the place of the test set; leave it out")
     if empty := np.flatnonzero(federation.sizes == 0).tolist():
         fewer = f"fewer clients than {federation.clients}, or another partition"
         raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.rng import numpy_generator
-from .dataset import Dataset, Indices, Split, histogram
-from .partitions.base import Partition, Shares
+from .dataset import Dataset, Indices, Split, by_label, histogram
+from .partitions.base import Partition, Share, Shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +15,7 @@ class Federation:
     dataset: Dataset
     shares: Shares
     server: Split | None = None  # what the server keeps to validate on; the rest is dealt out
+    held: Indices | None = None  # the training pictures that stand in for the test set, if any do
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -63,3 +64,32 @@ def federate(dataset: Dataset, partition: Partition, clients: int, seed: int, se
         server, rest = (train.subset(np.sort(part)) for part in (order[:held], order[held:]))
         dataset = replace(dataset, train=rest)
     return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)
+
+
+def hold_out(federation: Federation, part: float, seed: int) -> Federation:
+    """The same clients, tested on a part of their training pictures instead of the test set.
+
+    Class by class over all clients: `part` of its pictures, at least one, never all; a class of one picture stays in
+    training. A client's last picture of a class is taken only where no client can spare one.
+    """
+    dataset, labels = federation.dataset, federation.dataset.train.labels
+    if labels is None:
+        raise UserError(f"data.validation={part}: {dataset.name} has no training labels to validate with")
+    rng = numpy_generator(seed, "validation")
+    owner = np.full(len(labels), -1)
+    for k, share in enumerate(federation.shares):
+        owner[share.train] = k
+    taken = []
+    for members in by_label(np.where(owner < 0, -1, labels), len(dataset.classes)):
+        order = rng.permutation(members)
+        last = np.isin(np.arange(len(order)), np.unique(owner[order], return_index=True)[1])  # one of each client's
+        count = min(max(round(part * len(order)), 1), len(order) - 1)
+        taken.append(order[np.argsort(last, kind="stable")][: max(count, 0)])
+    held = np.sort(np.concatenate(taken))
+    shares = tuple(
+        Share(np.setdiff1d(share.train, held, assume_unique=True), np.flatnonzero(owner[held] == k))
+        for k, share in enumerate(federation.shares)
+    )
+    if not len(held) or any(len(share.test) and not len(share.train) for share in shares):
+        raise UserError(f"data.validation={part} of {len(labels)} training images leaves nothing on one side")
+    return replace(federation, dataset=replace(dataset, test=dataset.train.subset(held)), shares=shares, held=held)

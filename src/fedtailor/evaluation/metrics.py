@@ -168,5 +168,5 @@ METRICS = {
     "overall": Metric("overall", overall),
     **{group: Metric(group, partial(of_group, group)) for group in ("head", "mid", "tail")},
     "macro_f1": Metric("macro-F1", macro_f1, compared=False),
-    "balancedness": Metric("balanced", balancedness, compared=False),
+    "balancedness": Metric("balanced", balancedness),
 }

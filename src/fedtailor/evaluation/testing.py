@@ -66,6 +66,9 @@ class EvalSet:
         which, owner = self.dealt
         return score_parts(self.labels[which], predicted, owner, len(self.parts), self.groups)
 
+    def scores(self, said: Said) -> tuple[Score, Scores]:
+        return self.score(said.shared, self.everything[: len(said.shared)]), self.score_parts(said.personal)
+
     @cached_property
     def dealt(self) -> tuple[Indices, Indices]:
         """All parts one after the other, and whose each picture is."""
@@ -84,6 +87,14 @@ class EvalSet:
         return EvalSet(own, self.labels[mine], (np.arange(len(mine)),), self.groups, plain)
 
 
+@dataclass(frozen=True, eq=False)
+class Said:
+    """The class that each test picture was said to be of."""
+
+    shared: Indices  # by the server's model, of all pictures; empty where clients share nothing
+    personal: Indices  # by each client's own model of its part, in the order of EvalSet.dealt
+
+
 @dataclass(frozen=True)
 class FeatureSubset:
     """Some of the pictures of a feature store, counted from 0."""
@@ -99,26 +110,44 @@ class FeatureSubset:
         return self.features.fetch(self.indices[indices], rng)
 
 
-def score_zero_shot(job: Job, tests: EvalSet) -> tuple[Score, Score]:
-    """CLIP's score on the whole set, and the mean of its scores on the clients' parts."""
+def zero_shot(job: Job, tests: EvalSet) -> Said:
     logits = job.model.zero_shot_logits if tests.plain is None else job.model.plain_logits
     predicted = tests.predict(logits, tests.everything, tests.plain)
-    return tests.score(predicted, tests.everything), tests.score_parts(predicted[tests.dealt[0]]).mean()
+    return Said(predicted, predicted[tests.dealt[0]])
+
+
+def score_zero_shot(job: Job, tests: EvalSet) -> tuple[Score, Score]:
+    """CLIP's score on the whole set, and the mean of its scores on the clients' parts."""
+    whole, parts = tests.scores(zero_shot(job, tests))
+    return whole, parts.mean()
 
 
 def score_shared(job: Job, server: Server, tests: EvalSet, workers: Workers = alone) -> Score:
     """The server's model on the whole test set; no numbers where clients share nothing."""
+    said = ask_shared(job, server, tests, workers)
+    return tests.score(said, tests.everything[: len(said)])
+
+
+def ask_shared(job: Job, server: Server, tests: EvalSet, workers: Workers = alone) -> Indices:
+    none = tests.everything[:0]
     if job.method.trains and not server.params:
-        return tests.score(tests.everything[:0], tests.everything[:0])
+        return none
     theta, model = on_device(job, theta_of(job, server.params, ClientState())), job.model.remembering()
     found = workers(tests.pieces(lambda x: job.method.predict_shared(model, theta, x), tests.everything))
-    return tests.score(np.concatenate([tests.everything[:0], *found]), tests.everything)
+    return np.concatenate([none, *found])
 
 
 def score_clients(
     job: Job, server: Server, clients: Mapping[int, ClientState], tests: EvalSet, workers: Workers = alone
 ) -> Scores:
-    """Every client's own model on its own part. All without a state of their own have one model, tested once."""
+    """Every client's own model on its own part."""
+    return tests.score_parts(ask_clients(job, server, clients, tests, workers))
+
+
+def ask_clients(
+    job: Job, server: Server, clients: Mapping[int, ClientState], tests: EvalSet, workers: Workers = alone
+) -> Indices:
+    """One client's part after the other. All without a state of their own have one model, asked once."""
     K = len(tests.parts)
     own = sorted({k for known in (clients, *server.cluster_of.values()) for k in known if 0 <= k < K})
     which, owner = tests.dealt
@@ -131,7 +160,7 @@ def score_clients(
     found = workers([*(partial(predict_part, job, server, k, clients, tests) for k in own), *rest])
     predicted[tuned] = np.concatenate([which[:0], *found[: len(own)]])
     predicted[~tuned] = np.concatenate([which[:0], *found[len(own) :]])[place]
-    return tests.score_parts(predicted)
+    return predicted
 
 
 def predict_part(job: Job, server: Server, who: int, clients: Mapping[int, ClientState], tests: EvalSet) -> Indices:

@@ -24,6 +24,8 @@ def server_experiment(run: Run) -> Experiment:
     """The server's: class names, and test pictures if it has some. It has nothing to train on."""
     if run.data.server:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
+    if run.data.validation:
+        raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
     dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has

@@ -1,8 +1,13 @@
-"""A comparison as tables, for the terminal and in Markdown: the best of a column bold, the second underlined."""
+"""A comparison as blocks of cells, whatever the format, and as tables for the terminal.
 
-import json
+The best of a column is bold, the second underlined. Over one axis or more, a block's columns are the points of the last
+axis, and there is a block for each point of the others.
+"""
+
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rich import box
@@ -24,6 +29,7 @@ MEANING = {
     "best": "in the best round of each run, which the test set chose: a record, not a result",
 }
 MARKS = {"best": "bold", "second": "underline", "": ""}
+Row = dict[str, Any]
 
 
 class Cell(NamedTuple):
@@ -31,61 +37,121 @@ class Cell(NamedTuple):
     mark: str = ""  # a key of MARKS
 
 
-def comparison_table(summary: dict[str, Any]) -> RenderableType:
+class Block(NamedTuple):
+    heading: str
+    columns: list[str]
+    lines: list[tuple[str, list[Cell]]]  # a title and its cells
+
+
+def comparison_table(summary: dict[str, Any], differences: bool = False) -> RenderableType:
     """For the terminal, from what `fedtailor compare --json` prints."""
     parts: list[RenderableType] = []
-    for part, heading in SECTIONS.items():
-        headings = Column(overflow="fold"), *(Column(name, justify="right", no_wrap=True) for name in columns(part))
+    for block in [*blocks(summary), *(difference_blocks(summary) if differences else [])]:
+        headings = Column(overflow="fold"), *(Column(name, justify="right", no_wrap=True) for name in block.columns)
         table = Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for row, cells in section(summary, part):
-            table.add_row(Text(row["title"]), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
-        parts += [Text(heading, style="italic"), table, ""]
-    return Group(*parts, Text(caption(summary), style="dim"))
+        for title, cells in block.lines:
+            table.add_row(Text(title), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
+        parts += [Text(block.heading, style="italic"), table, ""]
+    told = [caption(summary), *tuning_notes(summary), *(difference_notes(summary) if differences else [])]
+    return Group(*parts, *(Text(line, style="dim") for line in told))
 
 
-def markdown(summary: dict[str, Any]) -> str:
-    """The same as a page, with command, versions and settings."""
-    same = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in summary["same"].items()]
-    lines = [
-        f"# {summary['same']['data']}: {', '.join(row['title'] for row in summary['rows'])}",
-        "",
-        f"* {summary['date']}: `{summary['command']}`",
-        "* " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
-        f"* seeds {', '.join(map(str, summary['seeds']))}, and for every row `{' '.join(same)}`",
-        "",
-        f"{caption(summary)}.",
-    ]
-    style = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
-    for part, heading in SECTIONS.items():
-        names = columns(part)
-        lines += ["", f"| {heading} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
-        for row, cells in section(summary, part):
-            texts = [row["title"].replace("|", r"\|"), *(style[cell.mark].format(cell.text) for cell in cells)]
-            lines.append(f"| {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+def blocks(summary: dict[str, Any]) -> list[Block]:
+    if "points" in summary:
+        return [block for part in SECTIONS for block in over_axes(summary, part)]
+    return [*(section(summary, part) for part in SECTIONS), costs(summary["rows"])]
 
 
-def columns(part: str) -> list[str]:
-    shown = [metric.heading for metric in METRICS.values() if metric.compared]
-    return [*shown, "up/round", "seconds"] if part == "global" else shown  # costs need be shown only once
+def section(summary: dict[str, Any], part: str) -> Block:
+    """Every row's metrics: the best first by the column to sort by, if any, else in the order given."""
+    shown = [name for name, metric in METRICS.items() if metric.compared]
+    columns = [column([row[part][name] for row in summary["rows"]]) for name in shown]
+    lines = [(row["title"], list(cells)) for row, *cells in zip(summary["rows"], *columns, strict=True)]
+    by = summary.get("sort")
+    order = best_first(summary["rows"], lambda row: row[part][by]["mean"]) if by else range(len(lines))
+    return Block(SECTIONS[part], [METRICS[name].heading for name in shown], [lines[i] for i in order])
 
 
-def section(summary: dict[str, Any], part: str) -> list[tuple[dict[str, Any], list[Cell]]]:
-    """Each row with its cells: the best first by the column to sort by, if any, else in the order given."""
-    rows = summary["rows"]
-    lines: list[tuple[dict[str, Any], list[Cell]]] = [(row, []) for row in rows]
-    for name in (name for name, metric in METRICS.items() if metric.compared):
-        spreads = [row[part][name] for row in rows]
-        for (_, cells), spread, mark in zip(lines, spreads, marks([s["mean"] for s in spreads]), strict=True):
-            error = "" if spread["std"] is None else f"±{spread['std']:.2f}"
-            cells.append(Cell(percent(spread["mean"]) + error, mark))
-    if part == "global":
-        for row, cells in lines:
-            up = size(row["bytes_up"]["mean"] / row["rounds"]) if row["rounds"] else "–"
-            cells += [Cell(up), Cell(f"{row['seconds']['mean']:.1f}")]
-    if by := summary.get("sort"):
-        lines = sorted(lines, key=lambda line: -math.inf if (v := line[0][part][by]["mean"]) is None else v)[::-1]
-    return lines
+def over_axes(summary: dict[str, Any], part: str) -> list[Block]:
+    """One metric, at every point of the axes."""
+    *others, last = summary["axes"]
+    values, metric, by = summary["axes"][last], summary["show"], summary.get("sort")
+    rows = [point["rows"] for point in summary["points"]]  # the last axis runs fastest
+    titles = [row["title"] for row in rows[0]]
+
+    def mean_over_points(i: int) -> float | None:
+        known = [v for here in rows if (v := here[i][part][by]["mean"]) is not None]
+        return fmean(known) if known else None
+
+    order, made = best_first(range(len(titles)), mean_over_points) if by else range(len(titles)), []
+    for i, here in enumerate(product(*(summary["axes"][key] for key in others))):
+        at = place({"at": dict(zip(others, here, strict=True))})
+        shown = rows[i * len(values) : (i + 1) * len(values)]
+        columns = [column([row[part][metric] for row in point]) for point in shown]
+        lines = [(title, list(cells)) for title, *cells in zip(titles, *columns, strict=True)]
+        heading = f"{part} {METRICS[metric].heading}{at}, by {last}"
+        made.append(Block(heading, [str(value) for value in values], [lines[j] for j in order]))
+    return made
+
+
+def costs(rows: Sequence[Row]) -> Block:
+    def line(row: Row) -> list[Cell]:
+        rounds = row["rounds"]
+        sent = [size(row[key]["mean"] / rounds) if rounds else "–" for key in ("bytes_up", "bytes_down")]
+        return [Cell(text) for text in (*sent, f"{row['seconds']['mean']:.1f}")]
+
+    return Block("cost", ["up/round", "down/round", "seconds"], [(row["title"], line(row)) for row in rows])
+
+
+def difference_blocks(summary: dict[str, Any]) -> list[Block]:
+    """Each row against the reference; over axes, a block for each point."""
+    made, shown = [], [name for name, metric in METRICS.items() if metric.compared]
+    for point in summary.get("points", [summary]):
+        if not (found := point["differences"]):
+            continue
+        for part in SECTIONS:
+            lines = [(title, [difference(row[part][m]) for m in shown]) for title, row in found["rows"].items()]
+            heading = f"differences to {found['against']}, {part}{place(point)}"
+            made.append(Block(heading, [METRICS[name].heading for name in shown], lines))
+    return made
+
+
+def tuning_blocks(summary: dict[str, Any]) -> list[Block]:
+    """The validation score of every value that was tried."""
+    made = []
+    for point in summary.get("points", [summary]):
+        if not (tuning := point.get("tuning")):
+            continue
+        tried = {title: {settings(it["values"]): it["score"] for it in row["tried"]} for title, row in tuning.items()}
+        columns = list(dict.fromkeys(name for scores in tried.values() for name in scores))
+        lines = []
+        for title, scores in tried.items():
+            chosen = settings(tuning[title]["chosen"])
+            cells = [Cell(percent(scores.get(name)), "best" if name == chosen else "") for name in columns]
+            lines.append((f"{title}, by {tuning[title]['by']}", cells))
+        made.append(Block(f"validation{place(point)}", columns, lines))
+    return made
+
+
+def difference(found: dict[str, float | None]) -> Cell:
+    mean, low, high = found["mean"], found["low"], found["high"]
+    if mean is None:
+        return Cell("–")
+    text = f"{round(mean, 2) + 0.0:+.2f}"  # + 0.0: there is no −0.00
+    return Cell(
+        text if low is None or high is None else f"{text}±{(high - low) / 2:.2f}{'' if low <= 0 <= high else '*'}"
+    )
+
+
+def column(spreads: Sequence[dict[str, float | None]]) -> list[Cell]:
+    texts = [percent(s["mean"]) + ("" if s["std"] is None else f"±{s['std']:.2f}") for s in spreads]
+    return [Cell(text, mark) for text, mark in zip(texts, marks([s["mean"] for s in spreads]), strict=True)]
+
+
+def best_first(rows: Sequence[Any], value: Callable[[Any], float | None]) -> list[int]:
+    """The order of rows; those without a value come last."""
+    values = [-math.inf if (v := value(row)) is None else v for row in rows]
+    return sorted(range(len(values)), key=lambda i: -values[i])
 
 
 def marks(means: Sequence[float | None]) -> list[str]:
@@ -96,9 +162,51 @@ def marks(means: Sequence[float | None]) -> list[str]:
     return [place.get(text, "") for text in shown]
 
 
+# --- in words -------------------------------------------------------------------------------------------------------
+
+
 def caption(summary: dict[str, Any]) -> str:
-    n = len(summary["seeds"])
-    over = f"mean ± sample standard deviation over n = {n} seeds" if n > 1 else f"one seed ({summary['seeds'][0]})"
-    made = [f"{row['title']} ({row['labels']})" for row in summary["rows"] if row["labels"] != GIVEN]
+    rows = summary["points"][0]["rows"] if "points" in summary else summary["rows"]
+    seeds, each = summary["seeds"], sorted({len(row["seeds"]) for row in rows})
+    n = str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    over = f"mean ± sample standard deviation over n = {n} seeds" if n != "1" else f"one seed ({seeds[0]})"
+    made = [f"{row['title']} ({row['labels']})" for row in rows if row["labels"] != GIVEN]
     without = f"; trained without the data's labels: {', '.join(made)}" if made else ""
-    return f"Test accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined{without}"
+    unequal = f"; not one federation: the rows differ in {', '.join(keys)}" if (keys := summary.get("unequal")) else ""
+    what = "Validation" if summary["same"].get("data.validation") else "Test"
+    told = f"{what} accuracy in %, {MEANING[summary['number']]}; {over}; best bold, second underlined"
+    return f"{told}{without}{unequal}"
+
+
+def tuning_notes(summary: dict[str, Any]) -> list[str]:
+    """What was chosen for each row, and where that is the last of what was tried."""
+    told, ends = [], False
+    for point in summary.get("points", [summary]):
+        chosen = []
+        for title, row in point.get("tuning", {}).items():
+            last = "".join(f", the {end} {key} tried" for key, end in row["ends"].items())
+            chosen.append(f"{title} {settings(row['chosen'])} ({percent(row['score'])}{last})")
+            ends = ends or bool(last)
+        if chosen:
+            told.append(f"Chosen on validation pictures{place(point)}: {'; '.join(chosen)}")
+    return [*told, *(["Beyond the last value tried there may be a better one: try more"] if ends else [])]
+
+
+def place(point: dict[str, Any]) -> str:
+    return "".join(f", {key}={value}" for key, value in point.get("at", {}).items())
+
+
+def settings(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def difference_notes(summary: dict[str, Any]) -> list[str]:
+    found = [point["differences"] for point in summary.get("points", [summary]) if point["differences"]]
+    kinds = {row["interval"] for it in found for row in it["rows"].values()}
+    told = {
+        "seeds": "Differences are paired over seeds; ± is a 95% t-interval",
+        "pictures": "± is a 95% bootstrap over test pictures, of these runs: it does not say what other seeds would do",
+        None: "No interval: that takes three seeds, or the last round of runs that have kept their predictions",
+    }
+    marked = ["An asterisk: the interval excludes 0"] if kinds - {None} else []
+    return [text for kind, text in told.items() if kind in kinds] + marked

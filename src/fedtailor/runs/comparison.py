@@ -1,60 +1,46 @@
-"""Several methods on one federation, with the same cohorts and first parameters, over the same seeds.
+"""Several methods on one federation, with the same cohorts and first parameters, over the same seeds; or on several.
 
-A comparison's folder has compare.json (the spec, resolved), a run folder for each row and seed, and at the end table.md
-and table.json. If it is killed, at whatever moment, the same command continues it: finished runs are read, the one that
-was stopped is resumed, the others are run.
+A comparison's folder has compare.json (the plan, resolved), a run folder for each row and seed, under tune/ those that
+settings were chosen by, and at the end the table in several formats. With axes, every point has such a folder of its
+own. If it is killed, at whatever moment, the same command continues it: finished runs are read, the one that was
+stopped is resumed, the others are run.
 """
 
 import json
-import multiprocessing
-import platform
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-import torch
-
-from ..base.errors import UserError, unknown
+from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
-from ..base.version import __version__
-from ..base.workers import torch_threads
-from ..clip.load import load
-from ..evaluation.metrics import METRICS
-from ..report.comparison import markdown
-from ..settings.run import Run, read_toml
-from ..simulation.build import assemble, deal
-from . import execute
-from .callback import Callback, ComparisonCallback
-from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, RowSpec, Seeds, difference, load_spec, make_spec
-from .result import PARTS
+from ..report.comparison_formats import FORMATS
+from ..settings.run import Run
+from .callback import ComparisonCallback
+from .comparison_plan import ComparisonPlan, Shown, load_plan, make_plan, plan_difference
+from .comparison_spec import NOTE, ComparisonSpec, RowSpec, Seeds
+from .comparison_summary import Found, summarise
+from .many import SILENT, PlacedRun, Summary, prepare, run_all, run_or_read, unfinished
+from .tuning import Tuned, Tuning, trial_runs, tune_each
 
-NUMBERS = ("last", "last10", "best")
-Summary = dict[str, Any]
-PlacedRun = tuple[ComparedRow, Run, Path | None]  # with its folder, if it is kept
-
-
-SILENT = ComparisonCallback()
+__all__ = ["Comparison", "PlacedRun", "compare", "prepare", "run_all", "run_or_read"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`summary` is what `fedtailor compare --json` prints; `runs` are the summaries of each row's runs, by title."""
+    """`summary` is what `fedtailor compare --json` prints; `runs` are the summaries of each row's runs, by title; with
+    axes, of the first point, and `points` has all."""
 
     summary: Summary
     runs: dict[str, list[Summary]]
     folder: Path | None = None
+    points: Sequence[dict[str, list[Summary]]] = ()
 
 
 def compare(
-    methods: Sequence[RowSpec] | ComparisonSpec,
+    methods: Sequence[RowSpec] | ComparisonSpec | ComparisonPlan,
     settings: Mapping[str, Any] | None = None,
     /,
     *,
@@ -64,136 +50,83 @@ def compare(
     callback: ComparisonCallback = SILENT,
     sort: str | None = None,
     jobs: int = 1,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    tune: Mapping[str, Sequence[Any]] | Tuning | None = None,
+    show: str | None = None,
+    against: str | None = None,
     **more: Any,
 ) -> Comparison:
     """Compare methods. Settings apply to all of them; a method's own stand with it. `seeds=3` means 0, 1 and 2.
 
     `sort="overall"` puts the best row first; `jobs=2` makes two runs at a time, each in its own process. Runs that the
-    folder `out` already has are read or resumed; without a folder nothing is kept.
+    folder `out` already has are read or resumed; without a folder nothing is kept. `over={"data.alpha": [0.1, 0.5]}`
+    compares at each of these points, `tune={"lr": [1e-3, 1e-2]}` gives each row its own best, by validation.
 
     compare(["promptfl", "promptprox:method.mu=0.1", ("fedavg", {"tuner": "lora"})], {"data.alpha": 0.5}, seeds=3)
     """
     given = {**(settings or {}), **more}
-    spec = methods if isinstance(methods, ComparisonSpec) else make_spec(methods, given, seeds)
-    if spec is methods and (given or seeds is not None):
-        raise UserError("a ComparisonSpec is complete; give further settings to make_spec")
-    if number not in NUMBERS:
-        raise unknown("number", number, NUMBERS)
-    if sort is not None and sort not in METRICS:
-        raise unknown("sort", sort, METRICS)
+    if isinstance(methods, ComparisonSpec | ComparisonPlan):
+        if given or seeds is not None or over or tune:
+            raise UserError(f"a {type(methods).__name__} is complete; give further settings to what makes it")
+        plan = ComparisonPlan.of(methods) if isinstance(methods, ComparisonSpec) else methods
+    else:
+        tuning = Tuning({key: list(values) for key, values in tune.items()}) if isinstance(tune, Mapping) else tune
+        plan = make_plan(methods, given, seeds, over, tuning)
+    shown = Shown(number, sort, show, against)
+    shown.check(plan)
     if jobs < 1:
         raise UserError(f"jobs={jobs}: 1 or more runs at a time")
     folder = None if out is None else Path(out)
     if folder is not None:
-        check_folder(spec, folder)
-    runs: list[PlacedRun] = [(row, run, folder and folder / place) for row, run, place in spec.runs()]
-    left = [(row, run) for row, run, place in runs if place is None or not (place / "result.json").is_file()]
-    prepare(left, callback)
-    found: dict[str, list[Summary]] = {row.title: [] for row in spec.rows}
+        check_folder(plan, folder)
+    cases, names = tuning_cases(plan)
+    trials = [run for case in trial_runs(cases, folder, names) for _, runs in case for run in runs]
+    placed = [(row, run, folder and folder / place) for _, row, run, place in plan.runs()]
+    prepare(unfinished([*trials, *placed]), callback)
     with nullcontext() if folder is None else locked(folder):
         if folder is not None:
-            write_atomic(folder / NOTE, as_json({**spec.note(), "number": number, "sort": sort}))
-        for (row, _, _), result in zip(runs, run_all(runs, callback, jobs), strict=True):
-            found[row.title].append(result)
-        summary = summarise(spec, found, number, sort, folder)
+            write_atomic(folder / NOTE, as_json({**plan.note(), **asdict(shown)}))
+        tuned = tune_each(cases, folder, names, callback, jobs)
+        best = with_best(plan, tuned) if tuned else plan
+        found = run_plan(best, folder, callback, jobs)
+        summary = summarise(best, found, shown, folder, tuned)
         if folder is not None:
-            write_atomic(folder / "table.json", as_json(summary))
-            write_atomic(folder / "table.md", markdown(summary).encode())
-    return Comparison(summary, found, folder)
+            write_tables(summary, folder)
+    runs = [{title: [run for run, _ in its] for title, its in point.items()} for point in found]
+    return Comparison(summary, runs[0], folder, runs)
 
 
-def prepare(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallback) -> None:
-    """Build every run once, so that mistakes show before the first run, and images are encoded in no row's time."""
-    if not runs:
-        return
-    with torch_threads(runs[0][1].threads):
-        checkpoint = load(runs[0][1].backbone.name)
-        seed = None
-        for done, (row, run) in enumerate(runs):
-            callback.on_progress("preparing", done, len(runs))
-            if run.seed != seed:
-                seed, (federation, groups) = run.seed, deal(run)
-            try:
-                assemble(run, federation, groups, checkpoint, callback.on_progress)
-            except UserError as error:
-                raise UserError(f"{row.title}: {error}") from error
-        callback.on_progress("preparing", len(runs), len(runs))
+def tuning_cases(plan: ComparisonPlan) -> tuple[list[tuple[Run, Tuning]], list[str]]:
+    """What there is to choose for every row at every point, and the folder for it."""
+    if plan.tuning is None:
+        return [], []
+    places = zip(plan.points, plan.folders, strict=True)
+    names = [str(Path(folder) / "tune" / row) for point, folder in places for row in point.spec.folders]
+    return [(row.run, plan.tuning.of(row.run, row.own)) for point in plan.points for row in point.spec.rows], names
 
 
-def run_all(runs: Sequence[PlacedRun], callback: ComparisonCallback, jobs: int) -> Iterator[Summary]:
-    """Every run's summary, in this order, though several may run at a time."""
-    if jobs == 1:
-        for done, (row, run, place) in enumerate(runs):
-            callback.on_run(row.title, run.seed, done, len(runs))
-            yield run_or_read(run, place, callback)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(run_or_read, run, place): (row, run) for row, run, place in runs}
-        try:
-            for done, future in enumerate(as_completed(futures)):
-                future.result()  # an error in one run ends the comparison now, not when its turn comes
-                row, run = futures[future]
-                callback.on_run(row.title, run.seed, done, len(runs))
-        except BrokenProcessPool as error:
-            why = "a run's process was ended from outside; the same command goes on with it"
-            raise UserError(f"{why}, perhaps with fewer than {jobs} --jobs") from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        yield from (future.result() for future in futures)
+def with_best(plan: ComparisonPlan, tuned: Sequence[Tuned]) -> ComparisonPlan:
+    best, points = iter(tuned), []
+    for point in plan.points:
+        rows = tuple(replace(row, run=next(best).run) for row in point.spec.rows)
+        points.append(replace(point, spec=replace(point.spec, rows=rows)))
+    return replace(plan, points=tuple(points))
 
 
-def run_or_read(run: Run, folder: Path | None, callback: Callback = execute.SILENT) -> Summary:
-    """A run's summary: read if it is finished, resumed if it was stopped, else run."""
-    if folder is None or not (folder / "run.toml").is_file():
-        return execute.run(run, out=folder, callback=callback).summary
-    if read_toml(folder / "run.toml") != run:
-        raise UserError(f"{folder} holds another run than the comparison's; was it edited? Remove it to run it anew")
-    if (result := folder / "result.json").is_file():
-        return dict(json.loads(result.read_text()))
-    return execute.resume(folder, callback=callback).summary
+def run_plan(plan: ComparisonPlan, folder: Path | None, callback: ComparisonCallback, jobs: int) -> list[Found]:
+    found: list[Found] = [{row.title: [] for row in point.spec.rows} for point in plan.points]
+    runs = list(plan.runs())
+    placed: list[PlacedRun] = [(row, run, folder and folder / place) for _, row, run, place in runs]
+    results = run_all(placed, callback, jobs)
+    for (i, *_), (row, _, place), result in zip(runs, placed, results, strict=True):
+        found[i][row.title].append((result, place))
+    return found
 
 
-def summarise(
-    spec: ComparisonSpec, found: dict[str, list[Summary]], number: str, sort: str | None, folder: Path | None
-) -> Summary:
-    versions = {"fedtailor": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    return {
-        "rows": [table_row(row, found[row.title], number) for row in spec.rows],
-        "seeds": list(spec.seeds),
-        "number": number,
-        "sort": sort,
-        "same": spec.same,
-        "command": spec.command,
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {**versions, "Python": platform.python_version()},
-        "folder": None if folder is None else str(folder),
-    }
-
-
-def table_row(row: ComparedRow, runs: Sequence[Summary], number: str) -> dict[str, Any]:
-    def scores(run: Summary, part: str) -> dict[str, Any]:
-        """A method that does not train has only one number."""
-        return (run[part] if number == "last" or not run["rounds"] else run[number][part]) or {}
-
-    return {
-        "method": row.method,
-        "title": row.title,
-        "tuner": row.run.tuner.name,
-        "labels": runs[0]["labels"],
-        "settings": row.own,
-        "rounds": row.run.rounds,
-        "seeds": [run["seed"] for run in runs],
-        **{part: {name: spread([scores(run, part).get(name) for run in runs]) for name in METRICS} for part in PARTS},
-        **{key: spread([run[key] for run in runs]) for key in ("worst_client", "bytes_up", "bytes_down", "seconds")},
-    }
-
-
-def spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and sample standard deviation over the seeds that have the number."""
-    known = [value for value in values if value is not None]
-    mean, std = fmean(known) if known else None, stdev(known) if len(known) > 1 else None
-    return {"mean": mean and round(mean, 4), "std": std and round(std, 4)}
+def write_tables(summary: Summary, folder: Path) -> None:
+    write_atomic(folder / "table.json", as_json(summary))
+    for suffix, write in FORMATS.items():
+        write_atomic(folder / f"table.{suffix}", write(summary).encode())
 
 
 def as_json(value: Any) -> bytes:
@@ -209,7 +142,7 @@ def locked(folder: Path) -> FolderLock:
     return FolderLock(folder)
 
 
-def check_folder(spec: ComparisonSpec, folder: Path) -> None:
+def check_folder(plan: ComparisonPlan, folder: Path) -> None:
     """A folder is new, or holds this very comparison; seeds may be added to it."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
@@ -217,6 +150,6 @@ def check_folder(spec: ComparisonSpec, folder: Path) -> None:
         # A comparison that was killed before it wrote anything may leave these two.
         if folder.exists() and {file.name for file in folder.iterdir()} - {".lock", f"{NOTE}.part"}:
             raise UserError(f"{folder} is not empty, and holds no comparison; choose another --out")
-    elif other := difference(load_spec(folder)[0], spec):
+    elif other := plan_difference(load_plan(folder)[0], plan):
         advice = f"choose another --out, or go on with that one: fedtailor compare --resume {folder}"
         raise UserError(f"{folder} holds another comparison: {other}; {advice}")

@@ -62,11 +62,7 @@ class ComparisonSpec:
     @property
     def folders(self) -> list[str]:
         """Each row's, named after its title, with a number if an earlier row has that name."""
-        names: list[str] = []
-        for i, row in enumerate(self.rows):
-            name = re.sub(r"[^\w.+-]+", "-", row.title)[:80].strip("-.")
-            names.append(f"{name}--{i}" if name in names else name)
-        return names
+        return folder_names([row.title for row in self.rows])
 
     @property
     def same(self) -> dict[str, Any]:
@@ -93,6 +89,18 @@ def pairs(settings: Mapping[str, Any]) -> list[str]:
     """`key=value` as on the command line, with short keys."""
     texts = {key: hide_folders(value) for key, value in settings.items()}
     return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in texts.items()]
+
+
+def folder_names(titles: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for i, title in enumerate(titles):
+        name = re.sub(r"[^\w.+-]+", "-", title)[:80].strip("-.")
+        names.append(f"{name}--{i}" if name in names else name)
+    return names
+
+
+def short_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {short_key(key): value for key, value in settings.items()}
 
 
 def short_key(key: str) -> str:
@@ -193,24 +201,6 @@ def check_equal(rows: Sequence[ComparedRow]) -> None:
         if any(value != next(iter(values.values())) for value in values.values()):
             listed, key = ", ".join(f"{value} in {row}" for row, value in values.items()), short_key(name)
             raise UserError(f"the rows differ in {key}: {listed}; it must be equal, so give {key}=… once, for all")
-
-
-def load_spec(folder: Path) -> tuple[ComparisonSpec, str, str | None]:
-    """The comparison in a folder, which number it compares, and the column it is sorted by."""
-    path = folder / NOTE
-    if not path.is_file():
-        raise UserError(f"{folder} is not a comparison's folder: it has no {NOTE}")
-    try:
-        note = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error})") from error
-    if lacking := {"version", "settings", "seeds", "rows", "number"} - set(note):
-        raise UserError(f"{path} is damaged: it lacks {', '.join(sorted(lacking))}")
-    if note["version"] != __version__:
-        versions = f"{folder} was written by fedtailor {note['version']}, this is {__version__}"
-        raise UserError(f"{versions}; compare anew, in another folder")
-    rows = [ComparedRow(row["method"], row["settings"], make_run(settings=flat(row["run"]))) for row in note["rows"]]
-    return ComparisonSpec(tuple(rows), note["settings"], tuple(note["seeds"])), note["number"], note.get("sort")
 
 
 def difference(there: ComparisonSpec, here: ComparisonSpec) -> str:

@@ -11,7 +11,7 @@ from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
 from ..evaluation.metrics import Score
-from ..evaluation.testing import score_zero_shot
+from ..evaluation.testing import zero_shot
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
@@ -19,6 +19,7 @@ from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
 from .folder import DATA, RunFolder
+from .predictions import save_predictions
 from .result import PARTS, Result, summarise
 
 SILENT = Callback()
@@ -108,6 +109,8 @@ def train(
             store.checkpoint(server, {})
         for finished in rounds(experiment, engine, server):
             if store:
+                if finished.said and finished.server.round == experiment.rounds:
+                    save_predictions(store.folder, experiment.tests, finished.said)
                 store.save_round(finished.record.row(), finished.steps)
                 store.checkpoint(finished.server, engine.clients.changed)
             engine.committed()
@@ -125,10 +128,14 @@ def execute(
     make: MakeEngine = make_engine,
 ) -> Result:
     try:
-        zero_shot = score_zero_shot(experiment.job, experiment.tests)
+        untuned = zero_shot(experiment.job, experiment.tests)
+        whole, parts = experiment.tests.scores(untuned)
+        scores = whole, parts.mean()
         if store:
-            write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, zero_shot)) + "\n").encode())
-        callback.on_start(experiment, zero_shot[0])
+            write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, scores)) + "\n").encode())
+        if store and not experiment.rounds:
+            save_predictions(store.folder, experiment.tests, untuned)
+        callback.on_start(experiment, whole)
         rows: list[dict[str, Any]] = []
         for record in train(experiment, store, resuming, make):
             rows.append(record.row())
@@ -139,7 +146,7 @@ def execute(
             before = sum(row["seconds"] for row in rows[: len(rows) - new])
         seconds = before + time.perf_counter() - began
         folder = store.folder if store else None
-        summary = summarise(experiment.run, zero_shot, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
+        summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
         if store:
             write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)

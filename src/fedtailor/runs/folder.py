@@ -7,6 +7,7 @@
     states.jsonl     a line a client's new state: its file, and the hash of that
     checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
     state/           safetensors: the server's state, and each client's, which stays out of everything else
+    predictions.safetensors  of the last test: what each picture is, and was said to be (predictions.py)
     result.json      at the end: what `fedtailor run --json` prints
 
 A checkpoint is new state files, then one atomic replacement of checkpoint.json. Log lines beyond the lengths that it

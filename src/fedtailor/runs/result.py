@@ -34,6 +34,7 @@ def summarise(
     engine: str,
 ) -> dict[str, Any]:
     tested = [row for row in rounds if row["global"] is not None]
+    counted = {part: rounds_with(part, tested, run.rounds) for part in PARTS}
     untuned = {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)}
     last = tested[-1] if tested else untuned
     theirs = next((row["untuned"] for row in reversed(tested) if row["untuned"]), None)  # as remote clients found it
@@ -51,8 +52,9 @@ def summarise(
         "zero_shot_personal": numbers(theirs or untuned["personal"]),
         **{part: numbers(last[part]) for part in PARTS},
         "worst_client": last["personal"]["worst"],
-        "best": {part: best(tested, part) for part in PARTS},
-        f"last{LAST}": {part: last_mean(tested, part) for part in PARTS},
+        "balanced": {part: balanced(last[part]) for part in PARTS},
+        "best": {part: best(counted[part], part) for part in PARTS},
+        f"last{LAST}": {part: last_mean(counted[part], part) for part in PARTS},
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
@@ -67,6 +69,24 @@ def numbers(*scores: dict[str, Any]) -> dict[str, float | None]:
     """The mean of each metric over these scores, where they have it: a run may have begun before there was a metric."""
     known = {name: [score[name] for score in scores if score.get(name) is not None] for name in METRICS}
     return {name: round(float(np.mean(values)), 4) if values else None for name, values in known.items()}
+
+
+def balanced(score: dict[str, Any]) -> float | None:
+    """The mean accuracy of the classes that have test pictures, each counting the same."""
+    known = [value for value in score["per_class"] if value is not None]
+    return round(float(np.mean(known)), 4) if known else None
+
+
+def rounds_with(part: str, tested: list[dict[str, Any]], shared: int) -> list[dict[str, Any]]:
+    """The tests that a number over several rounds may count, of a run with so many shared rounds.
+
+    Parameters that clients train only in closing rounds are not there before: until then the personal model is the
+    shared one. Closing rounds leave that as it is, so they are no further rounds of the global model.
+    """
+    closing = [row for row in tested if row["round"] > shared]
+    if part == "personal" and closing:
+        return closing
+    return list({(t := min(row["round"], shared)): {**row, "round": t} for row in tested}.values())
 
 
 def best(tested: list[dict[str, Any]], part: str) -> dict[str, Any] | None:

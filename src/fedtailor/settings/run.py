@@ -80,6 +80,12 @@ class Data(Strict):
         0.0,
         description="part of the training set that the server validates on; test: the test set (a leak, for parity)",
     )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="part of the clients' training pictures that stands in for the test set; to tune by",
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
 
@@ -324,6 +330,16 @@ def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseMo
         "backbone": Backbone,
         "memory": Memory,
         "plan": RoundPolicy,
+    }
+
+
+def keys_of(run: Run) -> set[str]:
+    """Every key that such a run has."""
+    kinds, short = kinds_of(run.document(), METHODS[run.method.name]), run.method.value.short
+    return {
+        *OPTIONS,
+        *(f"method.{key}" for key in short),
+        *(key for group, kind in kinds.items() for key in fields_of(kind, group)),
     }
 
 

@@ -19,10 +19,10 @@ from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
 from ..data.dataset import Dataset, Images, histogram
-from ..data.federation import Federation, federate
+from ..data.federation import Federation, federate, hold_out
 from ..data.groups import GROUPS, Groups
 from ..data.preprocess import preprocess
-from ..evaluation.testing import EvalSet
+from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
 from ..settings.run import Run
 
@@ -57,6 +57,8 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed)
     held = 0.0 if run.data.server == "test" else run.data.server
     federation = federate(dataset, run.data.partition.value, run.clients, run.seed, held)
+    if run.data.validation:
+        federation = hold_out(federation, run.data.validation, run.seed)
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
@@ -109,12 +111,18 @@ def assemble(
         # What the cache has no room for goes on from the tuner's stage: to encode a picture twice saves nothing.
         return None if isinstance(store, LiveFeatures) else store
 
+    # Validation pictures are encoded with the training set that they are of, unless that looks new in every epoch.
+    held = None if transform.augment else federation.held
+    pool = dataset.test.images if held is None else dataset.train.images
+    encoded, plain_encoded = (features(pool, training=False), plain_features(pool)) if len(pool) else (NOTHING, None)
+    if held is not None:
+        encoded, plain_encoded = FeatureSubset(encoded, held), plain_encoded and FeatureSubset(plain_encoded, held)
     tests = EvalSet(
-        features(dataset.test.images, training=False) if len(dataset.test) else NOTHING,
+        encoded,
         np.empty(0, np.int64) if dataset.test.labels is None else dataset.test.labels,
         tuple(share.test for share in federation.shares),
         groups,
-        plain_features(dataset.test.images) if len(dataset.test) else None,
+        plain_encoded,
     )
     if not method.trains or not len(dataset.train):
         return Experiment(run, federation, job, tests, {}, checkpoint.digest)
@@ -122,10 +130,10 @@ def assemble(
     asks = (method.teacher or job.labeler is not None) and train.fixed
     plain = plain_features(dataset.train.images) if asks else None
     labels = dataset.train.labels if job.labeler is None else None  # no pass can reach true labels that are not given
-    held = {k: share.train for k, share in enumerate(federation.shares)}
+    shares = {k: share.train for k, share in enumerate(federation.shares)}
     if OWN in method.everyone(run.clients):  # not federated: one place has everyone's pictures
-        held = {OWN: np.concatenate(list(held.values()))}
-    data = {k: ClientData(train, indices, labels, model.classes, model.device, plain) for k, indices in held.items()}
+        shares = {OWN: np.concatenate(list(shares.values()))}
+    data = {k: ClientData(train, indices, labels, model.classes, model.device, plain) for k, indices in shares.items()}
     if own is not None and OWN not in data:
         store = features(own.images, training=False)
         data[OWN] = ClientData(store, np.arange(len(own)), own.labels, model.classes, model.device)

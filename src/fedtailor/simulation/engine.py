@@ -12,6 +12,7 @@ from ..client.step import StepTrace
 from ..core.types import Params, Pass, Reply, Server
 from ..evaluation.metrics import Score, Scores
 from ..evaluation.pseudo_labels import Quality
+from ..evaluation.testing import Said
 from ..settings.engines import ENGINES
 from .build import Experiment
 
@@ -38,6 +39,7 @@ class Evaluation:
     shared: Score  # the server's model; where the server has no test pictures, the mean of what clients found
     clients: Scores  # every client's own model on its own test pictures
     untuned: Score | None = None  # CLIP as it is on clients' own test pictures, where only they can tell
+    said: Said | None = None  # picture by picture, where that is known here
 
 
 class TooFewReplies(Exception):  # noqa: N818  # as it reads

@@ -13,6 +13,7 @@ from ..core.types import Server
 from ..evaluation.diagnostics import measure
 from ..evaluation.diagnostics.round import RoundView
 from ..evaluation.metrics import Score
+from ..evaluation.testing import Said
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
 
@@ -48,6 +49,7 @@ class FinishedRound:
     record: RoundRecord
     server: Server
     steps: list[StepLog]  # of every client, those that do not count too
+    said: Said | None = None  # in its test, if it was tested
 
 
 def peak_rss_mb() -> float:
@@ -71,9 +73,8 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
             engine.clients, engine.trace or (), cohort, shared, personal,
         )  # fmt: skip
         found = measure(experiment.run.record, seen)
-        yield FinishedRound(
-            record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began), server, steps
-        )
+        record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began)
+        yield FinishedRound(record, server, steps, tested.said if tested else None)
         engine.clients.commit()  # whoever keeps states has done so
 
 
