@@ -12,7 +12,7 @@ import platformdirs
 
 from ..base.errors import UserError, unknown
 from ..base.rng import numpy_generator
-from .dataset import Dataset, histogram
+from .dataset import Dataset, Rng, histogram
 from .datasets import cifar, drawn, fashion, own, published
 from .groups import profile, thin
 
@@ -63,9 +63,16 @@ def find_source(name: str, **options: Any) -> Source:
 
 
 def open_dataset(
-    name: str, root: Path | None = None, *, imbalance: float | None = None, seed: int = 0, **options: Any
+    name: str,
+    root: Path | None = None,
+    *,
+    imbalance: float | None = None,
+    seed: int = 0,
+    rng: np.random.RandomState | None = None,
+    **options: Any,
 ) -> Dataset:
-    """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own."""
+    """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own. It is
+    thinned by the seed, class after class; or by `rng` as the released codes do, from the largest on."""
     source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
@@ -78,7 +85,8 @@ def open_dataset(
     if dataset.train.labels is None:
         raise UserError(f"imbalance={factor}: the training pictures of {name} have no labels to thin by")
     counts = profile(len(dataset.train) / C, C, factor, dataset.order)
-    kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
+    chance: Rng = rng or numpy_generator(seed, "longtail")
+    kept = thin(dataset.train.labels, counts, chance, dataset.order if rng else None)
     return replace(dataset, train=dataset.train.subset(kept))
 
 

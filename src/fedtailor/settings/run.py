@@ -79,6 +79,9 @@ class Data(Strict):
         0.0,
         description="part of the training set that the server validates on; test: the test set (a leak, for parity)",
     )
+    draws: Literal["own", "released"] = Field(
+        "own", description="released: tail and clients by the generators and the order of draws of the released codes"
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
 

@@ -22,6 +22,7 @@ from ..data.dataset import Dataset, Images, histogram
 from ..data.federation import Federation, federate
 from ..data.groups import GROUPS, Groups
 from ..data.preprocess import preprocess
+from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet
 from ..labelers import LABELERS
 from ..settings.run import Run
@@ -53,9 +54,13 @@ class Experiment:
 def deal(run: Run) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
-    dataset = open_dataset(run.data.name, root, imbalance=run.data.imbalance, seed=run.data.seed)
-    held = 0.0 if run.data.server == "test" else run.data.server
-    federation = federate(dataset, run.data.partition.value, run.clients, run.seed, held)
+    chosen, draws = run.data, None
+    if chosen.draws == "released":
+        draws = ReleasedDraws.seeded(run.seed, chosen.seed if (chosen.imbalance or 1) > 1 else run.seed)
+    rng = draws.numpy if draws else None
+    dataset = open_dataset(chosen.name, root, imbalance=chosen.imbalance, seed=chosen.seed, rng=rng)
+    held = 0.0 if chosen.server == "test" else chosen.server
+    federation = federate(dataset, chosen.partition.value, run.clients, run.seed, held, draws)
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
