@@ -47,6 +47,11 @@ class Experiment:
         return self.run.rounds + (self.job.method.closing if self.run.rounds else 0)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What numbers alone would not tell, for output, result.json and run.toml."""
+        return tuple(filter(None, (self.job.model.tuner.note(self.job.model.clip), self.job.method.lent)))
+
+    @property
     def groups(self) -> Groups:
         return self.tests.groups
 
