@@ -39,7 +39,7 @@ class CoPL(Labeler):
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
         """Quotas are for those who voted; that of a client who is lost before it selects goes unused."""
         inbox = None
-        if self.prior == "estimated":
+        if self.corrects(server.round):
             sums = each(self.measure, server, clients)
             mean = torch.stack([sums[k].stats["sums"] for k in sorted(sums)]).sum(0)
             inbox = {k: {"mean": mean / mean.sum().clamp_min(LEAST)} for k in sums}
@@ -55,12 +55,16 @@ class CoPL(Labeler):
         each(self.select, server, who, {k: {"quota": row} for k, row in zip(who, quota, strict=True)})
         return server
 
+    def corrects(self, t: int) -> bool:
+        """Zero-shot CLIP favours some classes and knows nothing of clients; a client's own model has learned of its."""
+        return self.prior == "estimated" and t == 0
+
     def measure(self, model: Model, me: Me, theta: Params) -> Reply:
         return Reply({}, stats={"sums": probabilities(model, me).sum(0)})
 
     def vote(self, model: Model, me: Me, theta: Params) -> Reply:
         probs = probabilities(model, me)
-        if self.prior == "estimated":
+        if self.corrects(me.round):
             probs = adapted(probs, me.inbox["mean"])
         sureness, klass = claims(probs, self.pool)
         up = {"votes": votes(probs, self.confidence, self.entropy), "size": torch.tensor(len(probs))}
