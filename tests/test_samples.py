@@ -313,3 +313,32 @@ def test_a_run_without_a_cache_learns_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert cached.keys() == live.keys()
     for name, value in cached.items():
         torch.testing.assert_close(live[name], value, atol=1e-5, rtol=1e-3)
+
+
+def test_epochs_in_a_given_order() -> None:
+    """Broken: an epoch is shuffled all the same, or an order is used twice, or one that leaves samples out is taken."""
+    data = ClientData(CachedFeatures(VALUES), np.array([3, 7, 5]), LABELS, 3).in_order(
+        [np.array([2, 0, 1]), np.array([0, 1, 2]), np.array([0, 1])]
+    )
+    rng = torch.Generator()
+    seen = [torch.cat([batch.index for batch in data.batches(2, False, rng)]).tolist() for _ in range(2)]
+    assert seen == [[2, 0, 1], [0, 1, 2]]
+    with pytest.raises(UserError, match="each of 3 samples once, got 2 places"):
+        next(data.batches(2, False, rng))
+    with pytest.raises(UserError, match="got no further one"):
+        next(data.batches(2, False, rng))
+
+
+def test_a_round_of_a_given_cohort() -> None:
+    """Broken: others are asked, or the average is of others. Nobody, or a client that is not there, is refused."""
+    experiment = world(rounds=2)
+    engine, server = make_engine(experiment), experiment.job.first_server()
+    after, asked = run_round(experiment, server, engine, cohort=[2, 1, 2])
+    assert asked == [1, 2]
+    assert sorted(engine.clients) == [1, 2]
+    replies = make_engine(experiment)(experiment.job.method.train, server, [1, 2])
+    averaged = experiment.job.method.aggregate(server, replies).params
+    assert all(torch.equal(value, averaged[name]) for name, value in after.params.items())
+    for wrong in ([], [4]):
+        with pytest.raises(UserError, match=r"needs one or more of the clients \[0, 1, 2, 3\]"):
+            run_round(experiment, server, engine, cohort=wrong)

@@ -9,6 +9,7 @@ from toys import GOLDEN, blank, toy
 
 from fedtailor.base.errors import UserError
 from fedtailor.data.dataset import Dataset, Split
+from fedtailor.data.datasets.drawn import drawn
 from fedtailor.data.federation import federate
 from fedtailor.data.groups import profile, thin
 from fedtailor.data.partitions import PARTITIONS
@@ -19,6 +20,9 @@ from fedtailor.data.partitions.iid import Iid
 from fedtailor.data.partitions.pachinko import Pachinko
 from fedtailor.data.partitions.quantity import Quantity
 from fedtailor.data.partitions.site import BySite
+from fedtailor.data.released import ReleasedDraws
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.build import deal
 
 
 def covers(shares: Shares, dataset: Dataset) -> bool:
@@ -230,3 +234,80 @@ def test_iid_parts_are_equal_up_to_one() -> None:
     dataset = replace(toy([10], [10]), train=Split(blank(11), None))
     sizes = sorted(len(share.train) for share in Iid()(dataset, 3, np.random.default_rng(0)))
     assert sizes == [3, 4, 4]
+
+
+def pachinko_toy() -> tuple[Dataset, dict[str, np.ndarray]]:
+    """100 classes × 12 in CIFAR-100's super-classes, IF 10, as the released codes thin it; 4 test pictures each."""
+    golden = dict(np.load(GOLDEN / "partition_pachinko_small.npz"))
+    whole = toy([12] * 100, [4] * 100, golden["coarse"].tolist())
+    assert whole.train.labels is not None
+    kept = thin(whole.train.labels, profile(12, 100, 10), np.random.RandomState(1))
+    assert kept.tolist() == golden["longtail_index"].tolist()
+    return replace(whole, train=whole.train.subset(kept)), golden
+
+
+@pytest.mark.parametrize(("seed", "clients", "alpha"), [(1, 5, 0.3), (12345, 8, 1.0)])
+def test_pachinko_is_replayed(seed: int, clients: int, alpha: float) -> None:
+    """FedPuReL's seed and CAPT's; every class runs out at some client, most super-classes too."""
+    dataset, golden = pachinko_toy()
+    draws = ReleasedDraws.seeded(seed, first=1)
+    for client, share in enumerate(Pachinko(alpha=alpha).released(dataset, clients, draws)):
+        case = f"seed{seed}_K{clients}_beta{alpha}.client{client}"
+        assert share.train.tolist() == golden[f"{case}.train"].tolist()
+        assert share.test.tolist() == golden[f"{case}.test"].tolist()
+
+
+@pytest.mark.parametrize(("seed", "classes", "clients"), [(2, 47, 10), (1, 10, 20)])
+def test_quantity_is_replayed(seed: int, classes: int, clients: int) -> None:
+    golden = np.load(GOLDEN / "partition_quantity_small.npz")
+    draws = ReleasedDraws.seeded(seed, first=seed)
+    shares = Quantity().released(toy([40] * classes, [30] * classes), clients, draws)
+    for client, share in enumerate(shares):
+        case = f"seed{seed}_C{classes}_K{clients}.client{client}"
+        assert share.train.tolist() == golden[f"{case}.train"].tolist()
+        assert share.test.tolist() == golden[f"{case}.test"].tolist()
+
+
+def test_a_run_has_the_released_clients() -> None:
+    """From the key to the shares: the tail by data.seed, the clients go on with the same generator, as in CAPT's code,
+    whatever the run's seed. Without a tail they begin with the run's seed."""
+
+    def dealt(seed: int, imbalance: int) -> list[list[int]]:
+        keys = {"data": "drawn", "data.imbalance": imbalance, "data.draws": "released", "seed": seed, "clients": 5}
+        return [share.train.tolist() for share in deal(make_run("promptfl", keys))[0].shares]
+
+    assert dealt(0, 10) == dealt(3, 10)
+    assert dealt(0, 1) != dealt(3, 1)
+    whole = drawn()
+    assert whole.train.labels is not None
+    rng = np.random.RandomState(1)
+    C = len(whole.classes)
+    kept = thin(whole.train.labels, profile(len(whole.train) / C, C, 10), rng)
+    thinned = replace(whole, train=whole.train.subset(kept))
+    assert dealt(0, 10) == [share.train.tolist() for share in Dirichlet()(thinned, 5, rng)]
+    plain = Dirichlet()(whole, 5, np.random.RandomState(3))
+    assert dealt(3, 1) == [share.train.tolist() for share in plain]
+
+
+def test_a_tail_by_rank() -> None:
+    """Fashion-MNIST's largest class is 8: the released codes shuffle it first, and its pictures come first."""
+    labels = np.repeat(np.arange(3), 4).astype(np.int64)
+    counts = np.array([2, 1, 4])
+    by_rank = thin(labels, counts, np.random.RandomState(0), order=(2, 0, 1))
+    rng = np.random.RandomState(0)
+    parts = [rng.permutation(np.arange(4) + first)[:n] for first, n in ((8, 4), (0, 2), (4, 1))]
+    assert by_rank.tolist() == np.concatenate(parts).tolist()
+
+
+def test_released_draws_say_where_they_end() -> None:
+    draws = ReleasedDraws.seeded(0, 0)
+    with pytest.raises(UserError, match=r"data.partition=iid; take dirichlet, quantity or pachinko"):
+        Iid().released(toy([10], [10]), 2, draws)
+    with pytest.raises(UserError, match=r"data.server=0.1 keeps some back"):
+        federate(toy([40], [10]), Dirichlet(), 2, 0, 0.1, draws)
+    with pytest.raises(UserError, match="seeds up to 4294967295"):
+        ReleasedDraws.seeded(2**32, 0)
+    with pytest.raises(UserError, match=r"the released code fails here; take data.draws=own"):
+        Quantity().released(toy([2] * 10, [20] * 10), 10, draws)
+    with pytest.raises(UserError, match=r"larger data.alpha or data.draws=own"):
+        Pachinko(alpha=1e-300).released(toy([9] * 4, [9] * 4, coarse=[0, 0, 1, 1]), 1, draws)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtailor.core.losses import entropy
 from fedtailor.core.types import Params
 from fedtailor.data.dataset import Split
-from fedtailor.labelers.copl import CoPL, claims, filtered, quotas, select, votes
+from fedtailor.labelers.copl import CoPL, adapted, claims, filtered, levelled, quotas, select, votes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -220,3 +220,94 @@ def test_true_labels_play_no_part() -> None:
     one, two = end(experiment), end(changed)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], value) for name, value in experiment.job.start.items())
+
+
+# --- prior=estimated: not in the paper --------------------------------------------------------------------------------
+
+TWO = torch.tensor([[0.8, 0.2], [0.6, 0.4]])
+
+
+def test_frequencies_of_a_client_by_hand() -> None:
+    """A step of EM on two pictures, where CLIP's means over the federation are (½, ½).
+
+    w = TWO.mean(0)                                            # 0.7, 0.3
+    q = TWO * w / 0.5; q / q.sum(1, keepdims=True)             # 1.12 : 0.12 and 0.84 : 0.24
+    w = (TWO.sum(0) + 1 * 2 * 0.5) / (2 + 1 * 2)               # 0.6, 0.4: with one picture more a class, as elsewhere
+    q = TWO * w / 0.5                                          # 0.96 : 0.16 and 0.72 : 0.32
+    """
+    half = torch.tensor([0.5, 0.5])
+    found = [adapted(TWO, half, worth, steps=1)[:, 0] for worth in (0.0, 1.0)]
+    torch.testing.assert_close(found[0], torch.tensor([1.12 / 1.24, 0.84 / 1.08]))
+    torch.testing.assert_close(found[1], torch.tensor([0.96 / 1.12, 0.72 / 1.04]))
+
+
+def test_a_second_step_starts_from_the_first() -> None:
+    """w = the mean of the first step's own, (0.8405, 0.1595); again p · w / ½: 0.8 · 0.8405 : 0.2 · 0.1595 = 0.9547."""
+    found = adapted(TWO, torch.tensor([0.5, 0.5]), 0.0, steps=2)
+    first = (1.12 / 1.24 + 0.84 / 1.08) / 2
+    assert abs(found[0, 0].item() - 0.8 * first / (0.8 * first + 0.2 * (1 - first))) < 1e-6
+
+
+def test_what_clip_favours_at_everyone_is_left_alone() -> None:
+    """A client that is as the federation is keeps CLIP's probabilities, however uneven these are."""
+    torch.testing.assert_close(adapted(TWO, TWO.mean(0)), TWO)
+    assert (adapted(TWO, torch.tensor([0.9, 0.1]))[:, 0] < TWO[:, 0]).all()  # it has less of class 0 than others
+    never = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    assert torch.equal(adapted(never, torch.tensor([1.0, 0.0])), never)  # a class that no picture resembles
+
+
+def test_levels_by_hand() -> None:
+    """9 for classes of 10, 2 and 4: thirds would be 3, the second has 2, the others share 7. 20 are more than there
+    are; 3 for three classes of more than one each are one each, as in the paper."""
+    counts = torch.tensor([10.0, 2.0, 4.0])
+    assert levelled(counts, 9).tolist() == [3.5, 2, 3.5]
+    assert levelled(counts, 15).tolist() == [9, 2, 4]
+    assert levelled(counts, 20).tolist() == [10, 2, 4]
+    assert levelled(counts, 3).tolist() == [1, 1, 1]
+
+
+def test_quotas_by_estimated_counts() -> None:
+    """11 votes: M = 4 for each, but of class 2 there are 1.5, so that it has ⌈1.5⌉ = 2 and the others ⌈9.5 / 2⌉ = 5."""
+    u = torch.tensor([[4, 0, 1], [2, 3, 1]])
+    assert quotas(u, 100, 0, torch.tensor([90.0, 8.5, 1.5])).tolist() == [[4, 0, 1], [2, 5, 1]]
+    plenty = torch.tensor([40.0, 30.0, 30.0])
+    assert torch.equal(quotas(u, 100, 0, plenty), quotas(u, 100, 0))  # where there is enough, the paper's
+
+
+def test_skewed_clients_help_each_other() -> None:
+    """A picture of (0.45, 0.55) is of class 0 at a client whose other pictures are, and of class 1 elsewhere. With the
+    paper's prior both are of class 1."""
+    near0, near1, between = [3.0, 0.0], [0.0, 3.0], [0.0, 0.2]
+    tables = [torch.tensor([near0] * 30 + [between]), torch.tensor([near1] * 30 + [between])]
+    kinds = {}
+    for prior in ("uniform", "estimated"):
+        options = {"allocation": False, "confidence": False, "entropy": False}
+        kept = Crowd(tables).label(CoPL(prior=prior, **options))  # type: ignore[arg-type]
+        kinds[prior] = [dict(labels(kept[k]))[30] for k in range(2)]
+    assert kinds == {"uniform": [1, 1], "estimated": [0, 1]}
+
+
+def test_what_goes_up_for_an_estimate() -> None:
+    """Once the sums of zero-shot CLIP's probabilities; in each labeling the counts besides the votes. Later labelings
+    are by the client's own model, which knows its client, and correct nothing."""
+    crowd = Crowd(LOGITS)
+    crowd.label(CoPL(prior="estimated"))
+    assert [{n: v.numel() for n, v in up[0].items()} for up in crowd.sent] == [
+        {"sums": 7}, {"votes": 7, "size": 1, "counts": 7}, {}
+    ]  # fmt: skip
+    for k, logits in enumerate(LOGITS):
+        assert abs(crowd.sent[1][k]["counts"].sum().item() - len(logits)) < 1e-3
+    later = Crowd(LOGITS)
+    later.label(CoPL(prior="estimated"), t=5)
+    assert [set(up[0]) for up in later.sent] == [{"votes", "size", "counts"}, set()]
+    own = own_model(LOGITS[0]).softmax(1)
+    assert torch.equal(later.sent[0][0]["votes"], votes(own))
+    torch.testing.assert_close(later.sent[0][0]["counts"], own.sum(0))
+
+
+def test_an_estimate_of_nothing() -> None:
+    kept = Crowd([torch.empty(0, 3), torch.empty(0, 3)]).label(CoPL(prior="estimated"))
+    assert labels(kept[0]) == set()
+    kept = Crowd([FIVE.log(), torch.empty(0, 3)]).label(CoPL(prior="estimated"))
+    assert labels(kept[0])
+    assert labels(kept[1]) == set()

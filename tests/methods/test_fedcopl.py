@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedtailor.cli.output import print_result
 from fedtailor.core.types import GLOBAL, LOCAL, Pass
 from fedtailor.labelers.zeroshot import probabilities
 from fedtailor.methods.fedcopl import FedCoPL
+from fedtailor.runs.callback import Callback
+from fedtailor.runs.execute import about, execute
+from fedtailor.runs.folder import RunFolder
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
+from tiny import RESNET
 from world import world
 
 TUNER = "text_prompt+visual_prompt"
@@ -142,3 +151,21 @@ def test_eq_1_probabilities() -> None:
     v = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     e = np.exp(float(model.clip.scale) * v @ model.zero_shot.double().numpy().T)
     np.testing.assert_allclose(seen["ours"].numpy(), e / e.sum(1, keepdims=True), atol=1e-5)
+
+
+def test_on_a_resnet_it_runs_and_says_what_stands_in(tmp_path: Path) -> None:
+    """Broken: the default fails on RN50, or falls back in silence: output, result.json and run.toml have to tell."""
+    run = small(rounds=1).run
+    experiment = world(run=run, shape=RESNET)
+    note = "a ResNet has no layers for visual prompts (a ViT has); used instead: one visual prompt of 5 rows"
+    assert [said.startswith(note) for said in experiment.notes] == [True]
+    folder = RunFolder.create(tmp_path / "run", run, about(experiment))
+    result = execute(experiment, folder, False, 0.0, Callback())
+    assert result.summary["notes"] == list(experiment.notes)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["notes"] == list(experiment.notes)
+    assert note in (tmp_path / "run" / "run.toml").read_text()
+    console = io.StringIO()
+    with contextlib.redirect_stdout(console):
+        print_result(result.summary)
+    assert note in " ".join(console.getvalue().split())
+    assert small(rounds=1).notes == ()

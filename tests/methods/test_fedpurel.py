@@ -61,6 +61,18 @@ def test_tkl_does_not_see_confidence_and_kl_does() -> None:
     assert alignment("distil", z, z).item() == pytest.approx(entropy(z.softmax(-1)).mean().item())
 
 
+def test_distillation_is_kl_plus_a_constant() -> None:
+    """−Σ p ln q = KL(p‖q) + H(p): the gradient on f is (q − p) / B of both, so that align=distil trains as align=kl."""
+    z = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    f = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    by_hand = (f.softmax(-1) - z.softmax(-1)).detach() / 4
+    for kind in ("kl", "distil"):
+        (gradient,) = torch.autograd.grad(alignment(kind, z, f), f)
+        torch.testing.assert_close(gradient, by_hand)
+    (other,) = torch.autograd.grad(alignment("tkl", z, f), f)
+    assert not torch.allclose(other, by_hand, atol=1e-3)
+
+
 def test_kl_by_hand() -> None:
     """½ ln(½/¼) + ½ ln(½/¾) = ½ ln(4/3)."""
     found = kl(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75])).item()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fedtailor.core.optim import LocalTraining, optimise
 from fedtailor.methods.promptfolio import PromptFolio
 from golden_numbers import GoldenCase, close, close_gradient, follow, golden
-from world import make_tuner
+from world import make_tuner, world
 
 
 def golden_case() -> tuple[GoldenCase, dict[str, torch.Tensor]]:
@@ -36,3 +37,19 @@ def test_mixed_sentences_are_mixed_logits() -> None:
     method = PromptFolio(theta_mix=0.25)
     close(method.predict(case.model, theta, case.x), case.model.clip.scale * z @ mixed.T)
     close(method.predict_shared(case.model, theta, case.x), case.model.clip.scale * z @ t_G.T)
+
+
+def test_without_a_share_the_local_prompt_stays_and_is_not_read() -> None:
+    """The departure: with θ = 0 weight decay does not touch the local prompt, as it does with any other θ; and since
+    predictions do not depend on it there, that can't be seen in a number."""
+    experiment = world("promptfolio")
+    data, model, theta = experiment.client_data[0], experiment.job.model, experiment.job.start
+    x = next(data.views()).x
+    other = {**theta, "local.text.ctx": theta["local.text.ctx"] * 3}
+    for share in (0.0, 0.4):
+        method = PromptFolio(theta_mix=share)
+        after = optimise(method.gradient(model, theta), theta, data, LocalTraining(lr=0.01), 0, torch.Generator())
+        assert torch.equal(after["local.text.ctx"], theta["local.text.ctx"]) == (share == 0)
+        assert not torch.equal(after["global.text.ctx"], theta["global.text.ctx"])
+        found = [method.predict(model, it, x) for it in (theta, other)]
+        assert torch.equal(*found) == (share == 0)

@@ -150,12 +150,27 @@ def test_on_a_resnet(name: str, options: dict[str, Any]) -> None:
     assert all(g.abs().sum() > 0 for g in grads)
 
 
+def test_one_prompt_in_place_of_many_on_a_resnet() -> None:
+    """Broken: what stands in is another tuner than depth=1 mode=kept, or does not say so; or a ViT gets it too."""
+    deep = {"length": 2, "depth": 0, "mode": "dropped", "resnet": "kept"}
+    fitted, plain = model("visual_prompt", deep, RESNET), model("visual_prompt", {"length": 2}, RESNET)
+    assert fitted.tuner.note(fitted.clip).startswith("a ResNet has no layers for visual prompts")
+    assert plain.tuner.note(plain.clip) == ""
+    theta, x = moved(plain), plain.clip.vision(images(), "pixels", plain.stage)
+    assert {n: v.shape for n, v in moved(fitted).items()} == {n: v.shape for n, v in theta.items()}
+    assert torch.equal(fitted.logits(theta, x), plain.logits(theta, x))
+    vit = model("visual_prompt", deep, VIT)
+    assert vit.tuner.note(vit.clip) == ""
+    assert len(moved(vit)["visual.ctx"]) == 2  # all of three layers but the last
+
+
 @pytest.mark.parametrize(
     ("name", "options", "shape", "message"),
     [
         ("visual_prompt", {"depth": 9}, VIT, "has 3 layers"),
         ("visual_prompt", {"depth": 2}, VIT, "mode=kept"),
-        ("visual_prompt", {"mode": "dropped"}, RESNET, "mode=kept"),
+        ("visual_prompt", {"mode": "dropped"}, RESNET, "no layers for visual prompts.*take a ViT, or .*resnet=kept"),
+        ("visual_prompt", {"depth": 0}, RESNET, "no layers for visual prompts"),
         ("coupled", {"depth": 4}, VIT, "the smaller has 3"),
         ("coupled", {"depth": 2}, RESNET, "the smaller has 1"),
         ("lora", {"first": 3}, VIT, "has 3 layers"),

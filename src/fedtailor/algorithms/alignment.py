@@ -13,7 +13,7 @@ def alignment(kind: str, z: Tensor, f: Tensor) -> Tensor:
         return kl((z / tau_zs).softmax(-1), (f / tau_ft).softmax(-1)).mean()  # D_TKL
     if kind == "kl":
         return kl(z.softmax(-1), f.softmax(-1)).mean()
-    return -(z.softmax(-1) * f.log_softmax(-1)).sum(-1).mean()  # distil
+    return -(z.softmax(-1) * f.log_softmax(-1)).sum(-1).mean()  # distil: kl plus the entropy of z, which is a constant
 
 
 @torch.no_grad()

@@ -27,28 +27,33 @@ def plan(
 
 
 def scaled(log_kernel: Tensor, a: Tensor, b: Tensor, iterations: int, tolerance: float) -> Tensor:
-    """(P, M, N) plans: u and v of a spell of iterations are relative to those before it, which K then contains.
-
-    From u = 1 on, u only falls and v only rises. So min(…, 1) means the same of a spell's u.
-    """
+    """(P, M, N) plans, from v = 1: u and v of a spell of iterations are relative to those before it, which K then
+    contains. The first iteration is in logarithms, so that no cost is too large."""
     log_K = log_kernel.permute(1, 2, 0).contiguous()  # (M, N, P): arithmetic runs along the problems
-    best = log_K.amax(0)
-    log_K -= best  # v makes up for it, and nothing can overflow
-    log_u, log_v = torch.zeros_like(log_K[:, :1]), b.log() - fold(log_K.exp()).log()  # as if no row could run out
-    u, v, moving = torch.ones_like(log_u), torch.ones_like(log_v), torch.ones_like(best[0], dtype=torch.bool)
+    log_u = (a.log() - log_fold(log_K.transpose(0, 1))[:, None]).clamp_max(0)
+    log_v = b.log() - log_fold(log_K + log_u)
+    u, v = torch.ones_like(log_u), torch.ones_like(log_v)
+    moving = ~(fold((log_v.exp() - 1).abs()) / len(v) < tolerance)  # not even a number, where v is too large for one
     for i in range(iterations - 1):
+        if not moving.any():
+            break
         if i % SPELL == 0:
             log_u, log_v = log_u + u.log(), log_v + v.log()
-            K, unit = (log_K + log_u + log_v).exp(), (log_v - best).exp()
+            K, unit, one = (log_K + log_u + log_v).exp(), log_v.exp(), (-log_u).exp()
             u, v = torch.ones_like(u), torch.ones_like(v)
-        next_u = (a / fold((K * v).transpose(0, 1))[:, None]).clamp_max(1)  # u = min(a / K v, 1)
+        next_u = torch.minimum(a / fold((K * v).transpose(0, 1))[:, None], one)  # u = min(a / K v, 1)
         next_v = b / fold(K * next_u)  # v = b / Kᵀ u
         moved = fold((next_v - v).abs() * unit) / len(v)
         u, v = torch.where(moving, next_u, u), torch.where(moving, next_v, v)
-        moving = moving & ~(moved < tolerance)  # not even a number, where v is too large for one
-        if not moving.any():
-            break
-    return (log_K + (log_u + u.log()) + (log_v + v.log())).exp().permute(2, 0, 1)
+        moving = moving & ~(moved < tolerance)
+    T = (log_K + (log_u + u.log()) + (log_v + v.log())).exp()
+    return (T * (b / fold(T.clone()))).permute(2, 0, 1)  # what huge logarithms lose of v
+
+
+def log_fold(x: Tensor) -> Tensor:
+    """log Σ exp x over the first axis, where nothing can overflow."""
+    best = x.amax(0)
+    return best + fold((x - best).exp()).log()
 
 
 def fold(x: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0)
     console.print(result_table(s))
     if s["pseudo_labels"]:
         console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
+    for note in s.get("notes", []):
+        console.print(note, style="yellow", markup=False, highlight=False)
     if leak:
         console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
     if validation:

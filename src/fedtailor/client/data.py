@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 
 import torch
@@ -32,6 +32,7 @@ class ClientData:
         self._labels = None if labels is None else torch.from_numpy(labels[indices])
         self._candidates: Tensor | None = None
         self._begin: Callable[[Tensor], Balance] | None = None
+        self._orders: Iterator[Indices] | None = None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -57,7 +58,7 @@ class ClientData:
 
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
         """One epoch in random order. `drop_last` leaves out a smaller last batch, unless it is the only one."""
-        labels, order = self.labels, torch.randperm(len(self), generator=rng)
+        labels, order = self.labels, self._order(rng)
         whole = drop_last and len(self) >= size
         balance = self._begin(self.counts()) if self._begin else None
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
@@ -77,6 +78,21 @@ class ClientData:
         part = copy(self)
         part._begin = begin
         return part
+
+    def in_order(self, orders: Iterable[Indices]) -> ClientData:
+        """The same samples, for checks against other codes: each epoch goes by the next of these orders of them."""
+        part = copy(self)
+        part._orders = iter(orders)
+        return part
+
+    def _order(self, rng: torch.Generator) -> Tensor:
+        if self._orders is None:
+            return torch.randperm(len(self), generator=rng)
+        order = next(self._orders, None)
+        if order is None or sorted(order) != list(range(len(self))):
+            got = "no further one" if order is None else f"{len(order)} places"
+            raise UserError(f"an epoch's order must have each of {len(self)} samples once, got {got}")
+        return torch.as_tensor(order)
 
     def split(self, fraction: float) -> tuple[ClientData, ClientData]:
         """What is left, and every n-th sample, held out."""

@@ -53,6 +53,10 @@ class Tuner(BaseModel, ABC):
         """The last stage of the image tower that this tuner leaves alone."""
         return "features"
 
+    def note(self, clip: Clip) -> str:
+        """What it does otherwise on this CLIP than on others, for those who read the numbers."""
+        return ""
+
     def context(self, model: Model) -> Context:
         """The learned rows that it puts into the class sentences."""
         return Context()

@@ -12,7 +12,7 @@ import platformdirs
 
 from ..base.errors import UserError, unknown
 from ..base.rng import numpy_generator
-from .dataset import Dataset, histogram
+from .dataset import Dataset, Rng, histogram
 from .datasets import cifar, drawn, fashion, own, published
 from .groups import profile, thin
 
@@ -63,10 +63,18 @@ def find_source(name: str, **options: Any) -> Source:
 
 
 def open_dataset(
-    name: str, root: Path | None = None, *, imbalance: float | None = None, most: int = 0, seed: int = 0, **options: Any
+    name: str,
+    root: Path | None = None,
+    *,
+    imbalance: float | None = None,
+    most: int = 0,
+    seed: int = 0,
+    rng: np.random.RandomState | None = None,
+    **options: Any,
 ) -> Dataset:
     """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own; `most`
-    is the largest number of pictures that a class keeps, 0: all."""
+    is the largest number of pictures that a class keeps, 0: all. It is thinned by the seed, class after class; or by
+    `rng` as the released codes do, from the largest on."""
     source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
@@ -82,7 +90,8 @@ def open_dataset(
     every = histogram(dataset.train.labels, C)
     counts = every if factor == 1 else profile(len(dataset.train) / C, C, factor, dataset.order)
     counts = np.minimum(counts, most) if most else counts
-    kept = thin(dataset.train.labels, counts, numpy_generator(seed, "longtail"))
+    chance: Rng = rng or numpy_generator(seed, "longtail")
+    kept = thin(dataset.train.labels, counts, chance, dataset.order if rng else None)
     return replace(dataset, train=dataset.train.subset(kept))
 
 

@@ -8,6 +8,7 @@ from ..base.errors import UserError
 from ..base.rng import numpy_generator
 from .dataset import Dataset, Indices, Split, by_label, histogram
 from .partitions.base import Partition, Share, Shares
+from .released import ReleasedDraws
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +52,21 @@ class Federation:
         return np.stack([histogram(labels[indices], len(self.dataset.classes)) for indices in held])
 
 
-def federate(dataset: Dataset, partition: Partition, clients: int, seed: int, server_part: float = 0.0) -> Federation:
-    """Deal a dataset out; `server_part` of the training set stays with the server."""
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    clients: int,
+    seed: int,
+    server_part: float = 0.0,
+    draws: ReleasedDraws | None = None,
+) -> Federation:
+    """Deal a dataset out, by the seed or by `draws`; `server_part` of the training set stays with the server."""
+    if draws and server_part:
+        raise UserError(
+            f"data.draws=released: its clients hold all pictures, data.server={server_part} keeps some back"
+        )
+    if draws:
+        return Federation(dataset, partition.released(dataset, clients, draws))
     server, train = None, dataset.train
     if server_part:
         if train.labels is None:

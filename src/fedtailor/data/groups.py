@@ -19,10 +19,10 @@ def profile(mean: float, classes: int, imbalance: float, order: tuple[int, ...] 
     return counts if order is None else counts[np.argsort(order)]
 
 
-def thin(labels: Indices, counts: Indices, rng: Rng) -> Indices:
+def thin(labels: Indices, counts: Indices, rng: Rng, order: tuple[int, ...] | None = None) -> Indices:
     """The first `counts[c]` of each class after a shuffle, class after class. A class that has fewer keeps them all."""
-    classes = zip(by_label(labels, len(counts)), counts, strict=True)
-    return np.concatenate([rng.permutation(members)[:count] for members, count in classes])
+    members = by_label(labels, len(counts))
+    return np.concatenate([rng.permutation(members[c])[: counts[c]] for c in order or range(len(counts))])
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,18 +123,35 @@ def score_zero_shot(job: Job, tests: EvalSet) -> tuple[Score, Score]:
 
 
 def score_shared(job: Job, server: Server, tests: EvalSet, workers: Workers = alone) -> Score:
-    """The server's model on the whole test set; no numbers where clients share nothing."""
+    """The server's model on the whole test set, if it has one (ask_shared)."""
     said = ask_shared(job, server, tests, workers)
     return tests.score(said, tests.everything[: len(said)])
 
 
-def ask_shared(job: Job, server: Server, tests: EvalSet, workers: Workers = alone) -> Indices:
+def ask_shared(
+    job: Job, server: Server, tests: EvalSet, workers: Workers = alone, lent: Params | None = None
+) -> Indices:
+    """Of nothing where clients share nothing, or where the method has a model of all only with what they would have to
+    lend, and they can't."""
     none = tests.everything[:0]
-    if job.method.trains and not server.params:
+    if (job.method.trains and not server.params) or (job.method.lent and not lent):
         return none
-    theta, model = on_device(job, theta_of(job, server.params, ClientState())), job.model.remembering()
+    theta = on_device(job, theta_of(job, server.params, ClientState(local=lent or {})))
+    model = job.model.remembering()
     found = workers(tests.pieces(lambda x: job.method.predict_shared(model, theta, x), tests.everything))
     return np.concatenate([none, *found])
+
+
+def mean_local(clients: Mapping[int, ClientState], sizes: Mapping[int, int]) -> Params:
+    """The mean of what clients keep, weighted by their pictures. It is for a test, within one process: no pass and no
+    message ever has it."""
+    total, mean = 0, dict[str, Tensor]()
+    for k in sorted(k for k in clients if sizes.get(k) and clients[k].local):
+        total += sizes[k]
+        for name, value in clients[k].local.items():  # one client's at a time in memory
+            before = mean.get(name, torch.zeros_like(value, dtype=torch.float64))
+            mean[name] = before + (value.double() - before) * (sizes[k] / total)
+    return {name: value.float() for name, value in mean.items()}
 
 
 def score_clients(

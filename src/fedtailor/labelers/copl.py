@@ -4,6 +4,7 @@ Guo et al., Cooperative Pseudo Labeling for Unsupervised Federated Classificatio
 Notation: p(x) → probs, D_k^est → filtered, u_{k,c} → votes, ũ_{k,c} → quotas, τ1 and τ2 → the two medians.
 Departures, as released and all of them in docs/methods/fedcopl.md: medians are of a client's own pictures, a class
 without votes gets a small quota, and a class's pictures are chosen among those predicted as it (pool=all: among all).
+Beyond the paper: prior=estimated, for classes that are not equally frequent (docs/labelers.md).
 """
 
 import math
@@ -19,6 +20,9 @@ from ..core.losses import entropy as shannon
 from .base import INDEX, LABEL, Labeler
 from .zeroshot import probabilities
 
+WORTH = 3.0  # pictures a class by which a client's own frequencies are held to the federation's
+STEPS = 20  # of expectation and maximisation, after which little moves
+LEAST = 1e-8  # of a class's mean probability, so that a class that no picture resembles can be divided by it
 SURENESS, KLASS = "copl.sureness", "copl.klass"  # kept between the two passes
 
 
@@ -27,23 +31,45 @@ class CoPL(Labeler):
     confidence: bool = Field(True, description="only pictures surer than the client's median vote, Eq. 2")
     entropy: bool = Field(True, description="only pictures of less entropy than the client's median vote, Eq. 2")
     allocation: bool = Field(True, description="the server evens out classes, Eq. 3; off: a quota is what was voted")
+    prior: Literal["uniform", "estimated"] = Field(
+        "uniform", description="how frequent classes are: all alike, as in the paper; or as clients' predictions tell"
+    )
     pool: Literal["argmax", "all"] = Field("argmax", description="a class's pictures: predicted as it, or any")
 
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
         """Quotas are for those who voted; that of a client who is lost before it selects goes unused."""
-        replies = each(self.vote, server, clients)
+        inbox = None
+        if self.corrects(server.round):
+            sums = each(self.measure, server, clients)
+            mean = torch.stack([sums[k].stats["sums"] for k in sorted(sums)]).sum(0)
+            inbox = {k: {"mean": mean / mean.sum().clamp_min(LEAST)} for k in sums}
+            clients = sorted(sums)
+        replies = each(self.vote, server, clients, inbox)
         who = sorted(replies)
         quota = torch.stack([replies[k].stats["votes"] for k in who])
         if self.allocation:
             total = sum(int(replies[k].stats["size"]) for k in who)
-            quota = quotas(quota, total, server.round // max(self.refresh, 1))
+            estimated = self.prior == "estimated"
+            counts = torch.stack([replies[k].stats["counts"] for k in who]).sum(0) if estimated else None
+            quota = quotas(quota, total, server.round // max(self.refresh, 1), counts)
         each(self.select, server, who, {k: {"quota": row} for k, row in zip(who, quota, strict=True)})
         return server
 
+    def corrects(self, t: int) -> bool:
+        """Zero-shot CLIP favours some classes and knows nothing of clients; a client's own model has learned of its."""
+        return self.prior == "estimated" and t == 0
+
+    def measure(self, model: Model, me: Me, theta: Params) -> Reply:
+        return Reply({}, stats={"sums": probabilities(model, me).sum(0)})
+
     def vote(self, model: Model, me: Me, theta: Params) -> Reply:
         probs = probabilities(model, me)
+        if self.corrects(me.round):
+            probs = adapted(probs, me.inbox["mean"])
         sureness, klass = claims(probs, self.pool)
         up = {"votes": votes(probs, self.confidence, self.entropy), "size": torch.tensor(len(probs))}
+        if self.prior == "estimated":
+            up["counts"] = probs.sum(0)
         return Reply({}, stats=up, keep={SURENESS: sureness, KLASS: klass})
 
     def select(self, model: Model, me: Me, theta: Params) -> Reply:
@@ -67,11 +93,35 @@ def votes(probs: Tensor, confidence: bool = True, entropy: bool = True) -> Tenso
     return torch.bincount(probs.argmax(1)[filtered(probs, confidence, entropy)], minlength=probs.shape[1])
 
 
-def quotas(votes: Tensor, total: int, refresh: int) -> Tensor:
-    """(K, C) pictures of each class that each client shall take, in the `refresh`-th labeling (from 0) of `total`."""
+def adapted(probs: Tensor, mean: Tensor, worth: float = WORTH, steps: int = STEPS) -> Tensor:
+    """(n, C) probabilities under a client's own class frequencies w, where CLIP's mean are the federation's, (C,).
+
+    w is what EM makes of the client's pictures (Saerens, Latinne and Decaestecker 2002) and of `worth` more a class, as
+    frequent as in the federation: p(x) · w / mean, normalised. What CLIP favours everywhere is in both, w and mean.
+    """
+    mean, own = mean.clamp_min(LEAST), probs
+    for _ in range(steps):
+        w = (own.sum(0) + worth * len(mean) * mean) / (len(probs) + worth * len(mean))
+        own = probs * (w / mean)
+        own = own / own.sum(1, keepdim=True)
+    return own
+
+
+def levelled(counts: Tensor, total: float | Tensor) -> Tensor:
+    """(C,) parts of a total, as even as can be: no class has more than it counts."""
+    ordered = counts.sort().values
+    even = (total - (ordered.cumsum(0) - ordered)) / torch.arange(len(counts), 0, -1)  # if all smaller ones are full
+    fits = even <= ordered
+    return counts.clamp_max(even[fits][0]) if fits.any() else counts
+
+
+def quotas(votes: Tensor, total: int, refresh: int, counts: Tensor | None = None) -> Tensor:
+    """(K, C) pictures of each class that each client shall take, in the `refresh`-th labeling (from 0) of `total`.
+    `counts`, (C,): how many of each class there are, if that is estimated; else all are taken to be alike."""
     K, C = votes.shape
     u = votes.float()
-    shared = (u / u.sum(0) * (u.sum() / C).ceil()).ceil()  # Eq. 3; the inner one is M
+    M = (u.sum() / C).ceil() if counts is None else levelled(counts, u.sum()).ceil()
+    shared = (u / u.sum(0) * M).ceil()  # Eq. 3
     unvoted = math.ceil(total / C / 4 * (refresh + 1) / K)
     return torch.where(u.sum(0) > 0, shared, unvoted).long()
 

@@ -28,7 +28,9 @@ class FedPuReL(TwoBranches):
     lam: float = Field(0.9, ge=0, le=1, title="λ", description="weight of the personal branch alone, Alg. 1, l. 27")
     projection: float = Field(1.0, ge=0, description="how much of a conflicting component is taken out; 0: nothing")
     scope: Literal["tensor", "joint"] = Field("tensor", description="what is projected at once")
-    align: Literal["tkl", "kl", "distil"] = Field("tkl", description="distance to zero-shot CLIP (Table 6)")
+    align: Literal["tkl", "kl", "distil"] = Field(
+        "tkl", description="distance to zero-shot CLIP (Table 6); distil is kl plus a constant: the same gradient"
+    )
     T_p: int = Field(40, ge=0, description="personal epochs after the last round; 0: no personal part")
     personal_lr: float = Field(1e-3, gt=0, description="of plain SGD in the personal passes")
 

@@ -2,8 +2,9 @@
 
 Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025.
 Notation: A_i → *.A, B_i → *.B.
-Departures: written for language models; here on CLIP's attention matrices. The method defines no global model, and
-with B at its first value, zero, what is shared alone is CLIP as it is: the global numbers are zero-shot's.
+Departures: written for language models; here on CLIP's attention matrices. The method defines no global model: with B
+at its first value, zero, what is shared alone is CLIP as it is. In a simulation the shared A are tested with the mean
+of the clients' B, which no one but the test sees (lent).
 """
 
 from ..core import GLOBAL, LOCAL, Method
@@ -12,3 +13,4 @@ from ..core import GLOBAL, LOCAL, Method
 class FedSALora(Method):
     share = {"*.A": GLOBAL, "*.B": LOCAL}
     everyone_first = True
+    lent = "global: with the average of the clients' own B, for evaluation only (none where clients are remote)"

@@ -3,8 +3,9 @@
 Pan, Huang and Shi, Federated Learning from Vision-Language Foundation Models: Theoretical Analysis and Method,
 NeurIPS 2024.
 Notation: p_G → global.*, p_L → local.*, θ → theta_mix.
-Departures: none. The two unit vectors are mixed as they are; the mixture is not normalised again, as released.
-Since logits are linear in it, mixing sentences is mixing logits. The global model is p_G alone (θ = 0).
+Departures: at θ = 0 the local prompt, which nothing reads then, is not computed and so has no weight decay.
+As released, the two unit vectors are mixed as they are and the mixture is not normalised again. Since logits are linear
+in it, mixing sentences is mixing logits. The global model is p_G alone (θ = 0).
 """
 
 import torch

@@ -4,7 +4,8 @@ Xiao et al., Fed-GraB: Federated Long-tailed Learning with Self-Adjusting Gradie
 Notation: K_P, K_I, K_D → Kp, Ki, Kd; Δ → pos − neg, the summed sizes of the gradients for and against a class;
 m, from a controller's output to a weight → mapped. All state is the client's own, and stays with it.
 Departures, all of them in docs/methods/fedgrab.md: the loss is cross-entropy (loss=bce: the paper's), the analyser that
-finds the tail is not released (tail), and as released, some classes go free at random in each step (release).
+finds the tail is not released (tail; other classes have no controller), and as released, some classes go free at random
+in each step (release).
 """
 
 from __future__ import annotations

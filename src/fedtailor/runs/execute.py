@@ -66,8 +66,9 @@ def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Resul
 
 def about(experiment: Experiment) -> dict[str, str]:
     """What a run depends on besides its settings."""
-    dataset = experiment.federation.dataset
+    dataset, notes = experiment.federation.dataset, " · ".join(experiment.notes)
     return {
+        **({"notes": notes} if notes else {}),
         "backbone": experiment.weights,
         "train_data": dataset.train.images.fingerprint,
         "test_data": dataset.test.images.fingerprint,
@@ -147,6 +148,7 @@ def execute(
         seconds = before + time.perf_counter() - began
         folder = store.folder if store else None
         summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
+        summary["notes"] = list(experiment.notes)
         if store:
             write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)

@@ -86,6 +86,9 @@ class Data(Strict):
         lt=1,
         description="part of the clients' training pictures that stands in for the test set; to tune by",
     )
+    draws: Literal["own", "released"] = Field(
+        "own", description="released: tail and clients by the generators and the order of draws of the released codes"
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
 

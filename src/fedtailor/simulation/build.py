@@ -22,6 +22,7 @@ from ..data.dataset import Dataset, Images, histogram
 from ..data.federation import Federation, federate, hold_out
 from ..data.groups import GROUPS, Groups
 from ..data.preprocess import preprocess
+from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
 from ..settings.run import Run
@@ -46,6 +47,11 @@ class Experiment:
         return self.run.rounds + (self.job.method.closing if self.run.rounds else 0)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What numbers alone would not tell, for output, result.json and run.toml."""
+        return tuple(filter(None, (self.job.model.tuner.note(self.job.model.clip), self.job.method.lent)))
+
+    @property
     def groups(self) -> Groups:
         return self.tests.groups
 
@@ -53,12 +59,15 @@ class Experiment:
 def deal(run: Run) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
-    data = run.data
-    dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed)
-    held = 0.0 if run.data.server == "test" else run.data.server
-    federation = federate(dataset, run.data.partition.value, run.clients, run.seed, held)
-    if run.data.validation:
-        federation = hold_out(federation, run.data.validation, run.seed)
+    data, draws = run.data, None
+    if data.draws == "released":
+        draws = ReleasedDraws.seeded(run.seed, data.seed if (data.imbalance or 1) > 1 else run.seed)
+    rng = draws.numpy if draws else None
+    dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng)
+    held = 0.0 if data.server == "test" else data.server
+    federation = federate(dataset, data.partition.value, run.clients, run.seed, held, draws)
+    if data.validation:
+        federation = hold_out(federation, data.validation, run.seed)
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))

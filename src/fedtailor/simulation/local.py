@@ -11,7 +11,7 @@ from ..client.job import ClientState, Job, Task
 from ..client.step import StepTrace, client_step, decompressed, reply_bytes
 from ..core.types import Params, Pass, Reply, Samples, Server
 from ..evaluation.pseudo_labels import Quality, pseudo_label_quality
-from ..evaluation.testing import Said, ask_clients, ask_shared
+from ..evaluation.testing import Said, ask_clients, ask_shared, mean_local
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog
 
@@ -59,7 +59,9 @@ class LocalEngine(Engine):
     def evaluate(self, experiment: Experiment, server: Server) -> Evaluation:
         workers = partial(side_by_side, threads=self.threads)
         own = ask_clients(self.job, server, self.clients, experiment.tests, workers)
-        said = Said(ask_shared(self.job, server, experiment.tests, workers), own)
+        sizes = {k: len(data) for k, data in self.data.items()}
+        lent = mean_local(self.clients, sizes) if self.job.method.lent else None
+        said = Said(ask_shared(self.job, server, experiment.tests, workers, lent), own)
         return Evaluation(*experiment.tests.scores(said), said=said)
 
     def pseudo_labels(self, experiment: Experiment) -> Quality | None:

@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,25 +97,31 @@ def run_round_with_retries(
     raise UserError(f"{last}; tried {tries} times (plan.tries). Resume the run when more clients are there")
 
 
-def run_round(experiment: Experiment, server: Server, engine: Engine) -> tuple[Server, list[int]]:
-    """One round: labels where they are due, then the method's round, or its closing one. Also: who was asked."""
+def run_round(
+    experiment: Experiment, server: Server, engine: Engine, cohort: Sequence[int] | None = None
+) -> tuple[Server, list[int]]:
+    """One round: labels where they are due, then the method's round, or its closing one. Its cohort is drawn, unless it
+    is given. Also: who was asked."""
     run, method, labeler, t = experiment.run, experiment.job.method, experiment.job.labeler, server.round
     everyone = method.everyone(run.clients)
+    if cohort is not None and not (cohort and set(cohort) <= set(everyone)):
+        raise UserError(f"a cohort of {list(cohort)} was given; it needs one or more of the clients {everyone}")
     if t >= run.rounds:
-        engine.begin_round(everyone, len(everyone))
-        return replace(method.close(server, everyone, engine), round=t + 1), everyone
+        asked = everyone if cohort is None else sorted(set(cohort))
+        engine.begin_round(asked, len(asked))
+        return replace(method.close(server, asked, engine), round=t + 1), asked
 
     def draw(fraction: float) -> list[int]:
-        return method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
+        return sorted(set(cohort or ())) or method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
 
-    cohort = draw(min(1.0, run.fraction * (1 + engine.oversample)))
-    engine.begin_round(cohort, len(draw(run.fraction)))
+    asked = draw(min(1.0, run.fraction * (1 + engine.oversample)))
+    engine.begin_round(asked, len(draw(run.fraction)))
     if labeler is not None and labeler.due(t):
         server = replace(labeler.label(server, everyone, engine), new_labels=True)
-    after = method.round(server, cohort, engine)
+    after = method.round(server, asked, engine)
     if run.server.value is not None:
         after = run.server.value(server, after, method.made)
-    return replace(after, round=t + 1, new_labels=False), cohort
+    return replace(after, round=t + 1, new_labels=False), asked
 
 
 def record_of(

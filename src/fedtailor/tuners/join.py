@@ -21,6 +21,9 @@ class Join(Tuner):
     def stage(self, clip: Clip) -> str:
         return min((part.stage(clip) for part in self.parts), key=clip.vision.stages.index)
 
+    def note(self, clip: Clip) -> str:
+        return " · ".join(filter(None, (part.note(clip) for part in self.parts)))
+
     def context(self, model: Model) -> Context:
         contexts = [part.context(model) for part in self.parts]
         learning = [context for context in contexts if context.shared or context.own]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices, Rng, Split, by_label
+from ..released import ReleasedDraws
 
 Weights = NDArray[np.float64]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, title="α")]
@@ -35,6 +36,13 @@ class Partition(BaseModel, ABC):
 
     @abstractmethod
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
+
+    def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:
+        """The very clients of the codes that deal in this way, draw by draw."""
+        raise UserError(
+            "data.draws=released: no released code is known to deal like data.partition="
+            f"{type(self).__name__.lower()}; take dirichlet, quantity or pachinko, or data.draws=own"
+        )
 
 
 def deal(shares: list[Share], receivers: Iterable[int], train: list[Indices], test: list[Indices]) -> None:

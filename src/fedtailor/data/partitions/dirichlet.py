@@ -3,6 +3,7 @@ from pydantic import Field
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Rng
+from ..released import ReleasedDraws
 from .base import NOTHING, TRIES, Alpha, Partition, Share, Shares, capped, cut, deal, members_for
 
 
@@ -43,3 +44,6 @@ class Dirichlet(Partition):
             f"one with fewer than {self.min_size} training or {min_test} test pictures "
             f"(of {size} and {test_size}); raise alpha, lower min_size or min_test, or take fewer clients"
         )
+
+    def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:
+        return self(dataset, clients, draws.numpy)  # the order of draws is theirs

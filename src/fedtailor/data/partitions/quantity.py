@@ -3,6 +3,7 @@ from pydantic import Field
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Indices, Rng
+from ..released import ReleasedDraws
 from .base import NOTHING, Partition, Shares, deal, members_for
 
 
@@ -38,5 +39,14 @@ class Quantity(Partition):
         """Uneven consecutive pieces: all but the last get at most their even part, the last takes the rest."""
         even = len(members) / holders
         low, high = int(min(max(even / clients, self.least / classes), even)), int(even)
-        sizes = [int(rng.uniform(low, high)) for _ in range(holders - 1)]
+        if not isinstance(rng, np.random.RandomState):
+            sizes = [int(rng.uniform(low, high)) for _ in range(holders - 1)]
+        elif low < high or holders == 1:
+            sizes = rng.randint(low, high, holders - 1).tolist()
+        else:
+            facts = f"a class of {len(members)} pictures for {holders} clients has none to draw from"
+            raise UserError(f"data.draws=released: {facts}, and the released code fails here; take data.draws=own")
         return np.split(members, np.cumsum(sizes, dtype=np.int64))
+
+    def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:
+        return self(dataset, clients, draws.numpy)
