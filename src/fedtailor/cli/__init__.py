@@ -12,6 +12,7 @@ from .compare import compare
 from .data import data_app
 from .flower import flower_app
 from .look import doctor, list_, show
+from .reproduce import reproduce
 from .run import run
 
 app = typer.Typer(
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, compare, show, doctor):
+for verb in (run, compare, reproduce, show, doctor):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
