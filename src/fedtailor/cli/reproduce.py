@@ -50,9 +50,9 @@ def reproduce(
     console = Console()
     with Comparing(enabled=not quiet) as progress:
         try:
-            foreseen = reproduction.foresee(plan, chosen, out, jobs, progress)
+            foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
             if not dry_run:
-                if not quiet:
+                if not quiet and not foreseen["lacking"]:
                     Console(stderr=True).print(forecast(foreseen), highlight=False)
                 result = reproduction.reproduce(plan, chosen, out, jobs, progress)
         except KeyboardInterrupt:

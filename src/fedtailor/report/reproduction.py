@@ -157,21 +157,21 @@ def as_csv(summary: Mapping[str, Any]) -> str:
 
 
 def list_table(recipes: list[dict[str, Any]]) -> RenderableType:
-    table = Table(
-        "recipe", "title", "shows", Column("cells", justify="right"), "published", box=box.SIMPLE_HEAD, show_edge=False
+    headings = (
+        Column("recipe", no_wrap=True),
+        Column("title", ratio=1),
+        Column("cells", justify="right"),
+        Column("printed"),
     )
-    paper = ""
-    for one in recipes:
-        if one["paper"] != paper:
+    table = Table(*headings, box=box.SIMPLE_HEAD, show_edge=False)
+    for one, last in zip(recipes, [{}, *recipes], strict=False):
+        if one["paper"] != last.get("paper"):
             table.add_section()
-            paper = one["paper"]
-            table.add_row(Text(paper, style="italic"))
+            table.add_row("", Text(one["paper"], style="italic"))
         printed = f"{one['published']} numbers" if one["published"] else "no numbers"
-        figure = f"; figure {one['figure']}" if one["figure"] else ""
+        figure = f", figure {one['figure']}" if one["figure"] else ""
         missing = f"; missing: {'; '.join(one['missing'])}" if one["missing"] else ""
-        table.add_row(
-            one["name"], Text(one["title"]), Text(one["shows"]), str(one["cells"]), Text(printed + figure + missing)
-        )
+        table.add_row(one["name"], Text(one["title"]), str(one["cells"]), Text(printed + figure + missing))
     return table
 
 
@@ -188,14 +188,14 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
 def forecast(plan: Mapping[str, Any]) -> str:
     """How long and how much memory, in words."""
     done, found = plan["finished"], plan["estimate"]
-    start = f"{plan['runs']} runs for {len(plan['cells'])} cells and {len(plan['seeds'])} seeds"
+    start = f"cells: {len(plan['cells'])}, seeds: {', '.join(map(str, plan['seeds']))}, runs: {plan['runs']}"
     start += f", {done} of them finished" if done else ""
     if plan["runs"] == done:
         return f"{start}; nothing to run"
     if found is None:
         return f"{start}; no estimate of time and memory without the above"
     low, high = found["seconds"] / found["uncertain"], found["seconds"] * found["uncertain"]
-    took = f"about {span(found['seconds'])} ({span(low)} to {span(high)}) with {found['jobs']} job(s) on this machine"
+    took = f"about {span(found['seconds'])} ({span(low)} to {span(high)}) on this machine, --jobs {found['jobs']}"
     return f"{start}; {took}, and {found['memory_mb'] / 1000:.1f} GB of memory at least"
 
 

@@ -113,11 +113,11 @@ def measure(run: Run) -> Cost:
     batch, part = run.local.batch, TESTED // 4
     with torch_threads(run.threads), tempfile.TemporaryDirectory() as folder:
         cached = Path(folder)
-        assemble_few(run, few(run, 4, 4), 4, 4, cached)  # the first of a process is slower than those that follow
+        for n in (4, 5):  # the first of a process is slower than those that follow
+            little, _ = timed(partial(assemble_few, run, few(run, n, 4), n, 4, cached))
         pictures = few(run, 2 * batch, TESTED)
-        cold, _ = timed(lambda: assemble_few(run, pictures, batch, part, cached))
-        warm, experiment = timed(lambda: assemble_few(run, pictures, batch, part, cached))
-        encode = max(cold - warm, 0.0) / (len(pictures.train) + len(pictures.test))
+        more, experiment = timed(partial(assemble_few, run, pictures, batch, part, cached))
+        encode = max(more - little, 0.0) / max(len(pictures.train) + len(pictures.test) - 9, 1)
         train = client = 0.0
         if run.method.value.trains:
             first, whole = a_round(experiment), a_round(assemble_few(run, pictures, 2 * batch, part, cached))

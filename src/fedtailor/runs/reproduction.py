@@ -39,7 +39,6 @@ from .comparison_spec import ComparedRow, pairs
 from .costs import UNCERTAIN, estimate
 from .table_recipe import Cell, Recipe, Scale, read, read_scale, stand_in
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Where a run is made and how fast, not what is run.
 HARMLESS = {"data.root", "backbone.device", "threads", "memory.budget_gb"}
 Settings = Mapping[str, Any]
@@ -99,8 +98,16 @@ def make_plan(
     if "seed" in given or "method.name" in given:
         raise UserError("the recipe names the methods, and --seeds 3 or --seeds 5,7 the seeds; leave method= and seed=")
     names = {name for cell in table.cells if (name := cell.settings.get("data.name"))}
-    found = tuple(plan_cell(cell, at, names, {**(tuned or {}).get(cell.row.key, {}), **given}) for cell in table.cells)
-    return Plan(table, at, found, frozenset(cell.name for cell in table.choose(patterns)), given)
+    chosen, found = frozenset(cell.name for cell in table.choose(patterns)), list[PlannedCell]()
+    for cell in table.cells:
+        try:
+            found.append(plan_cell(cell, at, names, {**(tuned or {}).get(cell.row.key, {}), **given}))
+        except UserError as error:
+            if cell.name in chosen:
+                hint = "; to change some cells only, choose them: --cells PATTERN" if given else ""
+                raise UserError(f"{cell.name}: {error}{hint}") from error
+            found.append(PlannedCell(cell, None, missing=str(error)))  # none of today's business
+    return Plan(table, at, tuple(found), chosen, given)
 
 
 def plan_cell(cell: Cell, scale: Scale, tables: set[str], last: Settings) -> PlannedCell:
@@ -122,10 +129,7 @@ def plan_cell(cell: Cell, scale: Scale, tables: set[str], last: Settings) -> Pla
         names = ((printed.data.name, data), (printed.backbone.name, backbone))
         changed = [f"{old} → {new}" for old, new in names if old != new]
     settings |= last
-    try:
-        return PlannedCell(cell, make_run(cell.row.method, settings), settings, stands_in=", ".join(changed))
-    except UserError as error:
-        raise UserError(f"{cell.name}: {error}") from error
+    return PlannedCell(cell, make_run(cell.row.method, settings), settings, stands_in=", ".join(changed))
 
 
 # --- what kind of number --------------------------------------------------------------------------------------------
@@ -156,8 +160,8 @@ def unlike_published(data: str, root: str) -> str:
     return "" if sizes == source.sizes else f"data: {data} has {sizes} pictures, as published {source.sizes}"
 
 
-def lacking(plan: Plan) -> dict[str, str]:
-    """What this machine lacks for the chosen cells, and what to do about it."""
+def lacking(plan: Plan, fetch: bool = False) -> dict[str, str]:
+    """What this machine lacks for the chosen cells, and what to do about it; with `fetch`, beyond what the hub has."""
     runs, found = [run for _, run in plan.runs([0]).values()], dict[str, str]()
     for name, root in dict.fromkeys((run.data.name, run.data.root) for run in runs):
         try:
@@ -165,15 +169,19 @@ def lacking(plan: Plan) -> dict[str, str]:
         except UserError as error:
             found[f"data={name}"] = str(error)
     for name in dict.fromkeys(run.backbone.name for run in runs):
-        if problem := backbone_problem(name):
+        if problem := "" if fetch and is_hub_id(name) else backbone_problem(name):
             found[f"backbone={name}"] = problem
     return found
+
+
+def is_hub_id(name: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
 def backbone_problem(name: str) -> str:
     """Why it cannot be opened without being fetched."""
     try:
-        if not HUB_ID.fullmatch(name) or Path(name).exists():
+        if not is_hub_id(name):
             locate(name)
             return ""
         from huggingface_hub import snapshot_download
@@ -196,12 +204,19 @@ def left(plan: Plan, seeds: Sequence[int], out: Path) -> dict[Path, tuple[Planne
     return {place: what for place, what in plan.runs(seeds).items() if not (out / place / "result.json").is_file()}
 
 
-def foresee(plan: Plan, seeds: Sequence[int], out: Path, jobs: int, callback: ComparisonCallback = SILENT) -> Summary:
+def foresee(
+    plan: Plan,
+    seeds: Sequence[int],
+    out: Path,
+    jobs: int = 1,
+    callback: ComparisonCallback = SILENT,
+    fetch: bool = False,
+) -> Summary:
     """What `fedtailor reproduce --dry-run --json` prints: cells, settings, what is lacking here, time and memory.
-    What is measured to tell these is kept in the folder."""
+    What is measured to tell these is kept in the folder. With `fetch`, a backbone may come from the hub."""
     if jobs < 1:
         raise UserError(f"jobs={jobs}: 1 or more runs at a time")
-    runs, rest, absent = plan.runs(seeds), left(plan, seeds, out), lacking(plan)
+    runs, rest, absent = plan.runs(seeds), left(plan, seeds, out), lacking(plan, fetch)
     found = None
     if not absent:
         time_ = estimate([run for _, run in rest.values()], out / "costs.json", jobs, callback)
@@ -232,9 +247,7 @@ def reproduce(
     plan: Plan, seeds: Sequence[int], out: Path, jobs: int = 1, callback: ComparisonCallback = SILENT
 ) -> Summary:
     """Run what is not finished, and make the table. It has the cells of earlier calls too."""
-    if jobs < 1:
-        raise UserError(f"jobs={jobs}: 1 or more runs at a time")
-    if absent := {name: why for name, why in lacking(plan).items() if name.startswith("data=")}:
+    if absent := lacking(plan, fetch=True):
         told = "; ".join(f"{name}: {why}" for name, why in absent.items())
         raise UserError(f"{told}. Or choose cells that need none of it: --cells PATTERN")
     with locked(out):
