@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.data import DATASETS
 from fedtailor.report.reproduction import sections
-from fedtailor.runs import costs, reproduction
+from fedtailor.runs import costs, reproduction, table_recipe
 from fedtailor.runs.callback import ComparisonCallback
 from fedtailor.runs.reproduction import Plan, foresee, kind_of, left, make_plan, reproduce
 from fedtailor.runs.table_recipe import SCALES, Cell, catalogue, names, read
@@ -172,7 +175,7 @@ def test_stand_ins_at_the_lab() -> None:
 
 def test_tuned_settings_of_rows() -> None:
     """They are laid over the scale's, for their row alone, and the user's over them."""
-    tuned = {"promptfl": {"local.lr": 0.03}}
+    tuned = {"promptfl": {"lr": 0.03}}
     runs = {one.cell.name: one.run for one in make_plan("capt/table1", "lab", tuned=tuned).cells}
     assert runs["cifar10-lt/promptfl/alpha=0.1"].local.lr == 0.03  # type: ignore[union-attr]
     assert runs["cifar10-lt/fedclip/alpha=0.1"].local.lr == 0.001  # type: ignore[union-attr]
@@ -424,3 +427,32 @@ def test_a_mean_of_several_kinds_is_none() -> None:
     ):
         other = [{**one, **change} if i == mine[0] else one for i, one in enumerate(rows)]
         assert told in reproduction.averaged(target, {**rows[0], "kind": ""}, plan, other)["missing"]
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs/reproducing.md").read_text()
+
+
+def test_the_pages_list_is_the_list() -> None:
+    """Names, titles, cells and numbers, in this order."""
+    rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 6]
+    told = [(name.strip("| `"), title, int(cells), 0 if n == "–" else int(n)) for name, title, cells, n, _ in rows]
+    assert told == [(one["name"], one["title"], one["cells"], one["published"]) for one in catalogue()]
+
+
+@pytest.mark.parametrize("command", re.findall(r"^fedtailor reproduce (\S.*?)(?:  +#.*)?$", PAGE, re.MULTILINE))
+def test_commands_of_the_page(command: str) -> None:
+    """They name tables, scales and cells that there are."""
+    name, *words = shlex.split(command)
+    options = dict(zip(words[::2], words[1::2], strict=False))
+    cells = [words[i + 1] for i, word in enumerate(words) if word == "--cells"]
+    assert make_plan(name, options.get("--scale", "paper"), cells).chosen
+
+
+def test_the_recipe_of_the_page() -> None:
+    """It is read as the page says, and its numbers are the paper's."""
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    for one in table_recipe.cells(tomllib.loads(text)):
+        assert one.published == cell("capt/table3", f"alpha=0.05/{one.row.key}").published
+        assert one.settings["local.batch"] == 256

@@ -101,7 +101,8 @@ def make_plan(
     chosen, found = frozenset(cell.name for cell in table.choose(patterns)), list[PlannedCell]()
     for cell in table.cells:
         try:
-            found.append(plan_cell(cell, at, names, {**(tuned or {}).get(cell.row.key, {}), **given}))
+            own = full_keys((tuned or {}).get(cell.row.key, {}))
+            found.append(plan_cell(cell, at, names, {**own, **given}))
         except UserError as error:
             if cell.name in chosen:
                 hint = "; to change some cells only, choose them: --cells PATTERN" if given else ""
