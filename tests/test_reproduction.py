@@ -18,9 +18,10 @@ from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.data import DATASETS
 from fedtailor.report.reproduction import sections
-from fedtailor.runs import costs, reproduction, table_recipe
+from fedtailor.runs import costs, reproduction, table_plan, table_recipe
 from fedtailor.runs.callback import ComparisonCallback
-from fedtailor.runs.reproduction import Plan, foresee, kind_of, left, make_plan, reproduce
+from fedtailor.runs.reproduction import foresee, left, reproduce
+from fedtailor.runs.table_plan import Plan, kind_of, make_plan
 from fedtailor.runs.table_recipe import SCALES, Cell, catalogue, names, read
 
 TABLES = {"capt": (9, ["1", "3", "4", "5", "6", "7"]), "fedcopl": (6, ["2", "3"])}
@@ -181,6 +182,10 @@ def test_tuned_settings_of_rows() -> None:
     assert runs["cifar10-lt/fedclip/alpha=0.1"].local.lr == 0.001  # type: ignore[union-attr]
     plan = make_plan("capt/table1", "lab", changes={"lr": 0.5}, tuned=tuned)
     assert {one.run.local.lr for one in plan.cells if one.run} == {0.5}
+    told = make_plan("capt/table1", "lab", tuned=tuned)
+    assert (told.folder, kinds(told)) == (Path("capt/table1/lab-tuned"), {"lab, tuned"})
+    with pytest.raises(UserError, match="the print's"):
+        make_plan("capt/table1", tuned=tuned)  # else its numbers would be called reproduced
 
 
 # --- which kind of number -------------------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ def test_tuned_settings_of_rows() -> None:
 @pytest.fixture
 def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """All data are here and whole."""
-    monkeypatch.setattr(reproduction, "unlike_published", lambda data, root: "")
+    monkeypatch.setattr(table_plan, "unlike_published", lambda data, root: "")
 
 
 def kinds(plan: Plan) -> set[str]:
@@ -218,14 +223,14 @@ def test_a_folder_with_a_hub_ids_name_is_no_hub(monkeypatch: pytest.MonkeyPatch,
 
 def test_data_that_are_not_the_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few pictures, or a split that is everyone's own."""
-    reproduction.unlike_published.cache_clear()
-    assert "no published split" in reproduction.unlike_published("resisc45", "")
+    table_plan.unlike_published.cache_clear()
+    assert "no published split" in table_plan.unlike_published("resisc45", "")
     monkeypatch.setitem(
         DATASETS, "cifar10-lt", DATASETS["drawn-lt"].__class__(DATASETS["drawn"].load, 100, (50000, 10000))
     )
     (kind,) = kinds(make_plan("capt/table4"))
     assert kind.startswith("changed: data: cifar10-lt has (")
-    reproduction.unlike_published.cache_clear()
+    table_plan.unlike_published.cache_clear()
 
 
 def test_changes_have_a_table_of_their_own() -> None:

@@ -42,10 +42,11 @@ def reproduce(
         from ..report.reproduction import forecast, plan_table, reproduction_table
         from ..runs import reproduction
         from ..runs.comparison_spec import read_seeds
+        from ..runs.table_plan import make_plan
         from ..settings.keys import parse
         from .progress import Comparing
 
-    plan = reproduction.make_plan(name, scale, cells or (), parse(changes))
+    plan = make_plan(name, scale, cells or (), parse(changes))
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
     console = Console()
     with Comparing(enabled=not quiet) as progress:
