@@ -30,7 +30,7 @@ EXPECTED = [
     *(f"{paper}/fig{i}" for paper, (_, figures) in TABLES.items() for i in figures),
     *(f"fedpurel/{name}" for name in ("table6", "table7", "fig5b", "fig6", "fig7", "fig8", "fig9")),
 ]
-FIGURES = {"curves", "per-class", "heatmap", "tsne", "angle", "branches", "drift", "tkl", "lambda", "sweep"}
+FIGURES = {"curves", "heatmap", "tsne", "angle", "branches", "drift", "tkl", "sweep", "gains"}
 by_name = pytest.mark.parametrize("name", EXPECTED)
 SMALL = {"rounds": 1, "every": 1}
 
@@ -296,6 +296,17 @@ def test_a_table_of_each_paper(name: str, wanted: tuple[str, set[str]], call: Ca
         assert "not to be compared with published numbers" in " ".join(text.split())
     rows = list(csv.DictReader(io.StringIO((folder / "table.csv").read_text())))
     assert {(row["kind"], row["metric"]) for row in rows if row["cell"] == which} == {("smoke", m) for m in metrics}
+
+
+def test_how_figures_are_drawn(out: Path) -> None:
+    """A figure of a run has a command for each, of its first seed; others have one for all runs of a block."""
+    rows = [
+        row(block=block, cell=f"{block}/{n}", runs=[f"{block}-{n}-0", f"{block}-{n}-1"]) for block in "ab" for n in "xy"
+    ]
+    sweep, tsne = reproduction.drawn(read("capt/fig6"), rows), reproduction.drawn(read("capt/fig5"), rows)
+    assert sweep[0] == "fedtailor plot a-x-0 a-x-1 a-y-0 a-y-1 --figure sweep"
+    assert (len(sweep), len(tsne), tsne[-1]) == (2, 4, "fedtailor plot b-y-0 --figure tsne")
+    assert reproduction.drawn(read("capt/table1"), rows) == []
 
 
 class Stop(Exception):  # noqa: N818  # as it reads

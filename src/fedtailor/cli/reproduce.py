@@ -65,6 +65,6 @@ def reproduce(
         console.print(plan_table(foreseen))
         return
     console.print(reproduction_table(result))
-    if result["plot"]:
-        console.print(f"to draw it: {result['plot']}", markup=False, highlight=False, soft_wrap=True)
+    for command in result["plot"]:
+        console.print(f"to draw it: {command}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{result['folder']}/table.md", style="bold", markup=False, highlight=False)

@@ -132,7 +132,7 @@ def as_markdown(summary: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     lines += [f"* {summary['date']}, {versions}", f"* scale {summary['scale']}: {summary['about_scale']}"]
     lines += [f"* {remark}" for remark in remarks(summary)]
-    lines += [f"* `{summary['plot']}`"] if summary["plot"] else []
+    lines += [f"* `{command}`" for command in summary["plot"]]
     for title, headings, rows in sections(summary):
         lines += ["", f"| {title} | | {' | '.join(headings)} |", "|---|---|" + "---:|" * len(headings)]
         lines += [f"| {line.row} | {line.kind} | {' | '.join(line.texts)} |" for line in rows]

@@ -27,7 +27,7 @@ from .comparison import SILENT, Summary, as_json, locked, prepare, run_all, run_
 from .comparison_spec import ComparedRow, pairs
 from .costs import UNCERTAIN, estimate
 from .table_plan import Plan, PlannedCell, kind_of, lacking
-from .table_recipe import Cell
+from .table_recipe import Cell, Recipe
 
 
 def left(plan: Plan, seeds: Sequence[int], out: Path) -> dict[Path, tuple[PlannedCell, Run]]:
@@ -125,15 +125,25 @@ def summarise(plan: Plan, seeds: Sequence[int], out: Path) -> Summary:
     rows = [averaged(planned.cell, row, plan, rows) for planned, row in zip(plan.cells, rows, strict=True)]
     shown = [row for row in rows if row["cell"] in plan.chosen or row["kind"]]
     versions = {"fedtailor": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    folders, figure = dict.fromkeys(folder for row in shown for folder in row["runs"]), plan.recipe.figure
     return {
         **described(plan, seeds),
         "cells": shown,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {**versions, "Python": platform.python_version()},
-        "plot": shlex.join(["fedtailor", "plot", *folders, "--figure", figure]) if figure else "",
+        "plot": drawn(plan.recipe, shown),
         "folder": str(out / plan.folder),
     }
+
+
+def drawn(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The commands that draw the figure: of each block, or of each cell by its first seed."""
+    parts: dict[str, list[str]] = {}
+    for row in rows if recipe.figure else ():
+        parts.setdefault(row["cell" if recipe.single else "block"], []).extend(
+            row["runs"][: 1 if recipe.single else None]
+        )
+    some = dict.fromkeys(tuple(dict.fromkeys(folders)) for folders in parts.values() if folders)
+    return [shlex.join(["fedtailor", "plot", *folders, "--figure", recipe.figure]) for folders in some]
 
 
 def described(plan: Plan, seeds: Sequence[int]) -> Summary:

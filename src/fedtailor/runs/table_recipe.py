@@ -62,6 +62,7 @@ class Recipe:
     shows: str
     notes: tuple[str, ...]
     figure: str  # how `fedtailor plot` calls it; empty: a table
+    single: bool  # a figure for each run, not for all of a block
     cells: tuple[Cell, ...]
 
     @property
@@ -112,6 +113,7 @@ def read(name: str) -> Recipe:
     document = tomllib.loads((FOLDER / f"{name}.toml").read_text())
     return Recipe(
         name, document["title"], document["shows"], tuple(document.get("notes", ())), document.get("figure", ""),
+        document.get("single", False),
         tuple(cells(document)),
     )  # fmt: skip
 
