@@ -23,6 +23,11 @@ from fedtailor.runs.callback import ComparisonCallback
 from fedtailor.runs.reproduction import foresee, left, reproduce
 from fedtailor.runs.table_plan import Plan, kind_of, make_plan
 from fedtailor.runs.table_recipe import SCALES, Cell, catalogue, names, read
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.loop import run_round
+from tiny import RESNET
+from world import world
 
 TABLES = {"capt": (9, ["1", "3", "4", "5", "6", "7"]), "fedcopl": (6, ["2", "3"])}
 EXPECTED = [
@@ -158,9 +163,23 @@ def test_settings_that_papers_print() -> None:
     assert planned("fedcopl/table1", "promptfl-fpl/cub/beta=0.1").clients == 5
     assert planned("fedcopl/table1", "promptfl-cpl/cub/beta=0.1").labels.value.beta == 0.99
     assert planned("fedcopl/table2", "promptfl-fpl/dtd").data.partition.name == "quantity"
+    assert dtd.labels == planned("fedcopl/table3", "fedotp-copl/dtd").labels
     purel = planned("fedpurel/table7", "fedpurel-lora/alpha=0.1")
     assert (purel.data.preprocess, purel.data.groups, purel.data.partition.value.min_size) == ("paper", "fedpurel", 1)
     assert (purel.tuner.value.rank, purel.method.value.scope, purel.data.partition.value.alpha) == (8, "joint", 0.1)
+
+
+@pytest.mark.parametrize("name", ["promptfl", "capt"])
+def test_clip_of_a_resnet_can_be_tuned(name: str) -> None:
+    """Table 7's rows with a CLIP: on a ModifiedResNet both train, and all that is shared moves."""
+    settings = {
+        key: value for key, value in cell("capt/table7", f"{name}/cifar10-lt").settings.items() if key == "preset"
+    }
+    run = make_run(name, {**settings, "clients": 4, "fraction": 1.0, "batch": 4, "rounds": 1, "threads": 1})
+    experiment = world(run=run, shape=RESNET)
+    start = experiment.job.first_server()
+    server, _ = run_round(experiment, start, make_engine(experiment))
+    assert all(not server.params[key].equal(value) for key, value in start.params.items())
 
 
 def test_stand_ins_at_the_lab() -> None:

@@ -29,15 +29,17 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """The papers' tables and figures, published and measured numbers side by side: fedtailor reproduce capt/table1"""
+    from ..runs.table_recipe import catalogue, read
+
     name, *changes = words or [""]
     if not name:
         from ..report.reproduction import list_table
-        from ..runs.table_recipe import catalogue
 
         emit(catalogue()) if as_json else Console().print(list_table(catalogue()))
         return
     if "=" in name:
         raise UserError(f"{name!r}: the first word names a table, such as capt/table1; fedtailor reproduce lists them")
+    recipe = read(name)
     with waiting("starting", quiet):
         from ..report.reproduction import forecast, plan_table, reproduction_table
         from ..runs import reproduction
@@ -46,7 +48,7 @@ def reproduce(
         from ..settings.keys import parse
         from .progress import Comparing
 
-    plan = make_plan(name, scale, cells or (), parse(changes))
+    plan = make_plan(recipe, scale, cells or (), parse(changes))
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
     console = Console()
     with Comparing(enabled=not quiet) as progress:
