@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.data import DATASETS
-from fedtailor.report.reproduction import sections
+from fedtailor.report.reproduction import reproduction_table, sections
 from fedtailor.runs import costs, reproduction, table_plan, table_recipe
 from fedtailor.runs.callback import ComparisonCallback
 from fedtailor.runs.reproduction import foresee, left, reproduce
@@ -442,6 +443,17 @@ def test_kinds_are_on_lines_of_their_own() -> None:
         ("A", "changed: data", ["–", "70.00±0.50"]),
         ("A", "difference", ["-2.00", "-20.00"]),
     ]
+
+
+def test_rows_are_named_on_their_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """With or without published numbers."""
+    none = {"published": None, "difference": None}
+    cells = [row(stands_in=""), row(row="B", kind="lab", number=none, stands_in="")]
+    summary = {"name": "x/y", "title": "", "cells": cells, "seeds": [0], "notes": []}
+    Console(width=80).print(reproduction_table(summary))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    starts = [line[:2] for line in lines if line and line[0] in ("A", "B", "reproduced", "difference", "published")]
+    assert starts == [["A", "published"], ["reproduced", "88.00±0.50"], ["difference", "-2.00"], ["B", "lab"]]
 
 
 def test_a_mean_of_several_kinds_is_none() -> None:

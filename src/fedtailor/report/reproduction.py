@@ -116,13 +116,10 @@ def reproduction_table(summary: Mapping[str, Any]) -> RenderableType:
     for title, headings, lines in sections(summary):
         columns = (Column(name, justify="right") for name in headings)
         table = Table(Column(overflow="fold"), Column(style="dim"), *columns, box=box.SIMPLE_HEAD, show_edge=False)
-        for line, last in zip(lines, [*lines[1:], None], strict=True):
-            new = last is None or last.row != line.row
-            first = line.kind in (PUBLISHED, "") or line is lines[0]
-            style = "" if line.kind in (PUBLISHED, DIFFERENCE, "") else "bold"
-            table.add_row(
-                Text(line.row if first else ""), Text(line.kind), *map(Text, line.texts), style=style, end_section=new
-            )
+        for before, line, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
+            name = "" if before and before.row == line.row else line.row
+            style, last = "" if line.kind in (PUBLISHED, DIFFERENCE, "") else "bold", not after or after.row != line.row
+            table.add_row(Text(name), Text(line.kind), *map(Text, line.texts), style=style, end_section=last)
         parts += [Text(title, style="italic"), table, ""] if title else [table, ""]
     return Group(*parts, *(Text(f"· {remark}", style="dim") for remark in remarks(summary)))
 
