@@ -2,7 +2,7 @@
 
 A run's time is taken to be: pictures trained on × a picture's share of a step, what a client costs besides, test
 pictures and models, and every picture once through the towers where nothing is cached yet. Clients are taken to have
-equal parts. What is measured on a few pictures is good to about a factor of two.
+equal parts. What is measured on a few pictures is good to about a factor of three.
 """
 
 import json
@@ -34,7 +34,7 @@ from ..simulation.loop import peak_rss_mb, run_round
 from .callback import ComparisonCallback
 
 TESTED = 64  # test pictures that are timed
-UNCERTAIN = 2.0  # it takes between this part and as many times as long
+UNCERTAIN = 3.0  # it takes between a third and three times as long
 
 
 @dataclass(frozen=True)
