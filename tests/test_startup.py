@@ -88,12 +88,35 @@ def test_a_stranger(start: Start, first: Seen) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["", "run", "compare", "plot", "list", "show", "doctor", "data show", "data split", "flower status", "flower run"],
+    [
+        "",
+        "run",
+        "compare",
+        "reproduce",
+        "plot",
+        "list",
+        "show",
+        "doctor",
+        "data show",
+        "data split",
+        "flower status",
+        "flower run",
+    ],
 )
 def test_help_loads_nothing(start: Start, words: str) -> None:
     seen = start(*words.split(), "--help")
     assert (seen.code, seen.loaded) == (0, set())
     assert "Usage" in seen.out
+
+
+def test_recipes_are_listed_without_torch(start: Start) -> None:
+    """All tables and figures, as a page and as JSON; and a name that is none of them is told."""
+    assert start("reproduce")[:2] == (0, set())
+    seen = start("reproduce", "--json")
+    assert (seen.code, seen.loaded, len(json.loads(seen.out))) == (0, set(), 30)
+    stranger = start("reproduce", "capt/tabel1")
+    assert stranger[:2] == (2, set())
+    assert "did you mean 'capt/table1'?" in stranger.err
 
 
 def test_federations_are_looked_after_without_torch(start: Start, tmp_path: Path) -> None:

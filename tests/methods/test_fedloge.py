@@ -114,6 +114,25 @@ def test_a_frame_that_cannot_be(C: int, D: int) -> None:
         etf(C, D, seeded(0))
 
 
+@pytest.mark.parametrize(("C", "D"), [(20, 16), (100, 64)])
+def test_more_classes_than_features(C: int, D: int) -> None:
+    """There is no equiangular frame then; rows are as sparse and as long as ever, and set as far apart as they come:
+    the nearest two by a third more than where they were drawn."""
+    rows, plain = (sparse_etf(C, D, 0.6, 1.0, steps, seeded(0)) for steps in (500, 0))
+    assert ((rows == 0).sum(1) == int(0.6 * D)).all()
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(C))
+    assert degrees(rows).min() > 1.3 * degrees(plain).min()
+    assert torch.equal(rows, sparse_etf(C, D, 0.6, 1.0, 500, seeded(0)))
+
+
+def test_a_run_with_more_classes_than_features() -> None:
+    """Five classes, four features: it trains, and tells classes apart."""
+    experiment = small(rounds=2, **{"tuner.width": 1, "tuner.groups": 1})
+    assert experiment.job.start["etf.weight"].shape == (5, 4)
+    server, _ = go(experiment)
+    assert all(value.isfinite().all() for value in server.params.values())
+
+
 # --- predictions ---
 
 

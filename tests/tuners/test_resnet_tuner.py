@@ -54,6 +54,22 @@ class Basic(nn.Module):
         return torch.relu(out + (self.skip(x) if hasattr(self, "skip") else x))
 
 
+class Waist(nn.Module):
+    """The stride is in the middle, as in the networks that torchvision has."""
+
+    def __init__(self, inside: int, outside: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = unit(inside, outside, 1, 1, groups)
+        self.conv2 = unit(outside, outside, 3, stride, groups)
+        self.conv3 = unit(outside, 4 * outside, 1, 1, groups)
+        if inside != 4 * outside:
+            self.skip = unit(inside, 4 * outside, 1, stride, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv3(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
+        return torch.relu(out + (self.skip(x) if hasattr(self, "skip") else x))
+
+
 def unit(inside: int, outside: int, side: int, stride: int, groups: int) -> nn.Sequential:
     conv = nn.Conv2d(inside, outside, side, stride, side // 2, bias=False)
     return nn.Sequential(OrderedDict(conv=conv, norm=nn.GroupNorm(groups, outside)))
@@ -61,36 +77,36 @@ def unit(inside: int, outside: int, side: int, stride: int, groups: int) -> nn.S
 
 def twin(depth: int, width: int, groups: int, classes: int) -> nn.Module:
     """The same network in torch's modules, written out stage by stage."""
-    layout = {8: [1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
+    layout = {8: [1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}[depth]
+    block, factor = (Waist, 4) if depth == 50 else (Basic, 1)
     net, inside = nn.Sequential(), width
-    net.add_module(
-        "stem", nn.Sequential(OrderedDict([*unit(3, width, 3, 1, groups).named_children(), ("relu", nn.ReLU())]))
-    )
+    stem = [*(unit(3, width, 7, 2, groups) if depth == 50 else unit(3, width, 3, 1, groups)).named_children()]
+    stem += [("relu", nn.ReLU()), *([("pool", nn.MaxPool2d(3, 2, 1))] if depth == 50 else [])]
+    net.add_module("stem", nn.Sequential(OrderedDict(stem)))
     for number, count in enumerate(layout, 1):
         outside = width * 2 ** (number - 1)
-        first = Basic(inside, outside, 1 if number == 1 else 2, groups)
-        net.add_module(
-            f"stage{number}", nn.Sequential(first, *(Basic(outside, outside, 1, groups) for _ in range(count - 1)))
-        )
-        inside = outside
+        first = block(inside, outside, 1 if number == 1 else 2, groups)
+        more = (block(factor * outside, outside, 1, groups) for _ in range(count - 1))
+        net.add_module(f"stage{number}", nn.Sequential(first, *more))
+        inside = factor * outside
     whole = OrderedDict(net=net, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), head=nn.Linear(inside, classes))
     return nn.Sequential(whole)
 
 
-@pytest.mark.parametrize(("depth", "factor"), [(8, 4), (18, 8), (34, 8)])
+@pytest.mark.parametrize(("depth", "factor"), [(8, 4), (18, 8), (34, 8), (50, 32)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_equal_to_a_twin_of_modules(depth: int, factor: int, groups: int) -> None:
     """Logits and the gradient of every parameter; the twin's names are ours, but for `conv.` before its weights."""
-    m = model(depth=depth, groups=groups)
+    m = model(depth=depth, groups=groups, size=0)
     theta = {n: v + 0.1 * torch.randn(v.shape, generator=seeded(5)) for n, v in m.init(seeded()).items()}
     other = twin(depth, 4, groups, len(NAMES))
     names = {name: name.replace(".conv.weight", ".weight") for name, _ in other.named_parameters()}
     assert set(names.values()) == set(theta)
     other.load_state_dict({name: theta[ours] for name, ours in names.items()})
     leaves = {n: v.requires_grad_() for n, v in theta.items()}
-    y = torch.tensor([0, 1, 2])
-    ours, theirs = m.logits(leaves, pictures()), other(pictures())
-    assert m.features(leaves, pictures()).shape == (3, factor * 4)
+    x, y = pictures(size=64 if depth == 50 else 32), torch.tensor([0, 1, 2])
+    ours, theirs = m.logits(leaves, x), other(x)
+    assert m.features(leaves, x).shape == (3, factor * 4)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     F.cross_entropy(theirs, y).backward()
     found = torch.autograd.grad(F.cross_entropy(ours, y), list(leaves.values()))
@@ -129,6 +145,24 @@ def test_the_usual_sizes() -> None:
     assert [round(size / 1e6, 1) for size in sizes.values()] == [1.2, 11.2, 21.3]
 
 
+def test_resnet_50_is_as_large_as_everyones() -> None:
+    """25,557,032 numbers for 1000 classes, as torchvision's has: its batch norms learn as many as our group norms."""
+    m = Model.of(checkpoint(VIT), ResNet(depth=50, size=224), [f"thing {i}" for i in range(1000)], "a {}")
+    theta = m.init(seeded())
+    assert sum(value.numel() for value in theta.values()) == 25_557_032
+    assert theta["head.weight"].shape == (1000, 2048)
+    assert theta["net.stem.weight"].shape == (64, 3, 7, 7)
+
+
+def test_resnet_50_at_224_pixels_learns_everywhere() -> None:
+    """Of a picture of 224 pixels the last stage sees 7 × 7; every parameter gets a gradient."""
+    m = model(depth=50, size=224, groups=1)
+    theta = {n: v.requires_grad_() for n, v in m.init(seeded()).items()}
+    loss = F.cross_entropy(m.logits(theta, pictures(2, 224), seeded()), torch.tensor([0, 1]))
+    found = torch.autograd.grad(loss, list(theta.values()))
+    assert all(g.isfinite().all() and g.abs().sum() > 0 for g in found)
+
+
 def test_first_weights() -> None:
     """Convolutions N(0, 2/(9·out)), norms 1 and 0, the head as torch's Linear; from the generator alone."""
     m = model(width=64)
@@ -157,7 +191,7 @@ def test_pictures_of_any_size(size: int) -> None:
 def test_a_width_that_groups_do_not_divide() -> None:
     with pytest.raises(ValueError, match="divisor"):
         ResNet(width=6, groups=4)
-    with pytest.raises(ValueError, match="8, 18 or 34"):
+    with pytest.raises(ValueError, match="8, 18, 34 or 50"):
         ResNet(depth=10)  # type: ignore[arg-type]
 
 

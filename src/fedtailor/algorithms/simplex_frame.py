@@ -14,7 +14,7 @@ def etf(C: int, D: int, rng: torch.Generator) -> Tensor:
     if not 1 < C <= D:
         raise UserError(
             "an equiangular frame needs two or more classes and features at least as long as there are classes: "
-            f"got {C} classes and features of length {D}; take a larger tuner.width"
+            f"got {C} classes and features of length {D}"
         )
     basis: Tensor = torch.linalg.qr(torch.randn(D, C, generator=rng, dtype=torch.float64))[0]  # orthonormal columns
     centred = torch.eye(C, dtype=torch.float64) - 1 / C
@@ -25,8 +25,9 @@ def sparse_etf(C: int, D: int, beta: float, length: float, steps: int, rng: torc
     """(C, D) rows of one length, a share beta of each row zero; Adam turns the rest until the angles are wide again.
 
     What is made wide is each row's angle to its nearest. Double precision, so that every machine rounds to the same.
+    Of more classes than features there is no equiangular frame: rows begin at random, and Adam alone sets them apart.
     """
-    w = etf(C, D, rng).requires_grad_()
+    w = (etf(C, D, rng) if C <= D else torch.randn(C, D, generator=rng, dtype=torch.float64)).requires_grad_()
     kept = torch.rand(C, D, generator=rng).argsort(1) >= int(beta * D)
     itself, adam = torch.eye(C, dtype=torch.bool), torch.optim.Adam([w], lr=1e-3)
     for _ in range(steps):

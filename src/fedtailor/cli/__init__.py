@@ -13,6 +13,7 @@ from .data import data_app
 from .flower import flower_app
 from .look import doctor, list_, show
 from .plot import plot
+from .reproduce import reproduce
 from .run import run
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, compare, plot, show, doctor):
+for verb in (run, compare, reproduce, plot, show, doctor):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -1,0 +1,72 @@
+"""`fedtailor reproduce`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..base.errors import UserError
+from .arguments import Json, Quiet
+from .output import emit, waiting
+
+
+def reproduce(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", help="such as capt/table1; none: list them")
+    ] = None,
+    scale: Annotated[str, typer.Option(metavar="paper|lab|smoke", help="as printed, or with less")] = "paper",
+    cells: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="only these, as 'cifar10-lt/capt/*'")] = None,
+    seeds: Annotated[str | None, typer.Option(help="how many or which (5,7); default: 3, at scale smoke 1")] = None,
+    jobs: Annotated[int, typer.Option(help="runs at a time; best with threads=1")] = 1,
+    out: Annotated[Path, typer.Option(help="the folder; it may hold many tables, and is gone on with")] = Path(
+        "runs/reproduce"
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show cells, settings, time and memory; run nothing")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The papers' tables and figures, published and measured numbers side by side: fedtailor reproduce capt/table1"""
+    from ..runs.table_recipe import catalogue, read
+
+    name, *changes = words or [""]
+    if not name:
+        from ..report.reproduction import list_table
+
+        emit(catalogue()) if as_json else Console().print(list_table(catalogue()))
+        return
+    if "=" in name:
+        raise UserError(f"{name!r}: the first word names a table, such as capt/table1; fedtailor reproduce lists them")
+    recipe = read(name)
+    with waiting("starting", quiet):
+        from ..report.reproduction import forecast, plan_table, reproduction_table
+        from ..runs import reproduction
+        from ..runs.comparison_spec import read_seeds
+        from ..runs.table_plan import make_plan
+        from ..settings.keys import parse
+        from .progress import Comparing
+
+    plan = make_plan(recipe, scale, cells or (), parse(changes))
+    chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
+    console = Console()
+    with Comparing(enabled=not quiet) as progress:
+        try:
+            foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
+            if not dry_run:
+                if not quiet and not foreseen["lacking"]:
+                    Console(stderr=True).print(forecast(foreseen), highlight=False)
+                result = reproduction.reproduce(plan, chosen, out, jobs, progress)
+        except KeyboardInterrupt:
+            raise UserError("stopped; the same command goes on") from None
+    if as_json:
+        emit(foreseen if dry_run else result)
+        return
+    if dry_run:
+        console.print(plan_table(foreseen))
+        return
+    console.print(reproduction_table(result))
+    for command in result["plot"]:
+        console.print(f"to draw it: {command}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{result['folder']}/table.md", style="bold", markup=False, highlight=False)
