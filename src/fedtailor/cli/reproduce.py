@@ -19,6 +19,10 @@ def reproduce(
     cells: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="only these, as 'cifar10-lt/capt/*'")] = None,
     seeds: Annotated[str | None, typer.Option(help="how many or which (5,7); default: 3, at scale smoke 1")] = None,
     jobs: Annotated[int, typer.Option(help="runs at a time; best with threads=1")] = 1,
+    tune: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V,V…", help="rows at their own best values; not at scale paper")
+    ] = None,
+    tune_rounds: Annotated[int | None, typer.Option(help="fewer rounds to choose by")] = None,
     out: Annotated[Path, typer.Option(help="the folder; it may hold many tables, and is gone on with")] = Path(
         "runs/reproduce"
     ),
@@ -43,12 +47,15 @@ def reproduce(
     with waiting("starting", quiet):
         from ..report.reproduction import forecast, plan_table, reproduction_table
         from ..runs import reproduction
+        from ..runs.comparison_plan import read_values
         from ..runs.comparison_spec import read_seeds
         from ..runs.table_plan import make_plan
         from ..settings.keys import parse
         from .progress import Comparing
 
-    plan = make_plan(recipe, scale, cells or (), parse(changes))
+    plan, grid, tuned = make_plan(recipe, scale, cells or (), parse(changes)), read_values(tune or [], "--tune"), {}
+    if grid and scale == "paper":
+        raise UserError("at scale paper the rates are the print's; --tune is for --scale lab")
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
     console = Console()
     with Comparing(enabled=not quiet) as progress:
@@ -57,7 +64,11 @@ def reproduce(
             if not dry_run:
                 if not quiet and not foreseen["lacking"]:
                     Console(stderr=True).print(forecast(foreseen), highlight=False)
-                result = reproduction.reproduce(plan, chosen, out, jobs, progress)
+                if grid:
+                    tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
+                    own = {line: it.chosen for line, it in tuned.items()}
+                    plan = make_plan(recipe, scale, cells or (), parse(changes), own)
+                result = reproduction.reproduce(plan, chosen, out, jobs, progress, tuned)
         except KeyboardInterrupt:
             raise UserError("stopped; the same command goes on") from None
     if as_json:

@@ -105,6 +105,11 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     told += [
         f"missing: {why} ({len(names)}: {names[0]}{' …' if len(names) > 1 else ''})" for why, names in gone.items()
     ]
+    for line, tuned in summary.get("tuned", {}).items():
+        chosen, ends = (" ".join(f"{k}={v}" for k, v in tuned[of].items()) for of in ("chosen", "ends"))
+        told.append(
+            f"{line}: {chosen}, by {tuned['by']} on validation pictures{f' (at an end: {ends})' if ends else ''}"
+        )
     waiting = sum(not cell["kind"] and not cell["missing"] for cell in summary["cells"])
     told += [f"not run yet: {waiting} cells"] if waiting else []
     return told + list(summary["notes"])

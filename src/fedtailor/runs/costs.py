@@ -94,13 +94,13 @@ def seconds_of(run: Run, cost: Cost) -> float:
 
 
 def sizes(run: Run) -> tuple[int, int]:
-    dataset = opened(run.data.name, run.data.root, run.data.imbalance, run.data.seed)
+    dataset = opened(run.data.name, run.data.root, run.data.imbalance, run.data.most, run.data.seed)
     return len(dataset.train), len(dataset.test)
 
 
 @cache
-def opened(name: str, root: str, imbalance: float | None, seed: int) -> Dataset:
-    return open_dataset(name, Path(root) if root else None, imbalance=imbalance, seed=seed)
+def opened(name: str, root: str, imbalance: float | None, most: int, seed: int) -> Dataset:
+    return open_dataset(name, Path(root) if root else None, imbalance=imbalance, most=most, seed=seed)
 
 
 @cache
@@ -131,7 +131,7 @@ def measure(run: Run) -> Cost:
 
 def few(run: Run, pictures: int, tests: int) -> Dataset:
     """Some pictures of its dataset."""
-    whole = opened(run.data.name, run.data.root, run.data.imbalance, run.data.seed)
+    whole = opened(run.data.name, run.data.root, run.data.imbalance, run.data.most, run.data.seed)
     rng = numpy_generator(0, "costs", pictures)
     train, test = (rng.permutation(len(split))[:n] for split, n in ((whole.train, pictures), (whole.test, tests)))
     return replace(whole, train=whole.train.subset(train), test=whole.test.subset(test))

@@ -28,8 +28,9 @@ from .comparison_spec import ComparedRow, pairs
 from .comparison_summary import spread
 from .costs import UNCERTAIN, estimate
 from .many import SILENT, Summary, prepare, run_all, run_or_read
-from .table_plan import Plan, PlannedCell, kind_of, lacking
+from .table_plan import Plan, PlannedCell, kind_of, lacking, line_of
 from .table_recipe import Cell, Recipe
+from .tuning import Tuned, tune
 
 
 def left(plan: Plan, seeds: Sequence[int], out: Path) -> dict[Path, tuple[PlannedCell, Run]]:
@@ -77,7 +78,12 @@ def command(planned: PlannedCell) -> str:
 
 
 def reproduce(
-    plan: Plan, seeds: Sequence[int], out: Path, jobs: int = 1, callback: ComparisonCallback = SILENT
+    plan: Plan,
+    seeds: Sequence[int],
+    out: Path,
+    jobs: int = 1,
+    callback: ComparisonCallback = SILENT,
+    tuned: Mapping[str, Tuned] | None = None,  # how the plan's rows came to their settings
 ) -> Summary:
     """Run what is not finished, and make the table. It has the cells of earlier calls too."""
     if absent := lacking(plan, fetch=True):
@@ -90,13 +96,33 @@ def reproduce(
         placed = [(row_of(planned), run, out / place) for place, (planned, run) in rest.items()]
         for _ in run_all(placed, callback, jobs):
             pass
-        summary = summarise(plan, seeds, out)
+        summary = summarise(plan, seeds, out) | {"tuned": {line: it.row() for line, it in (tuned or {}).items()}}
         folder = out / plan.folder
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "table.json", as_json(summary))
         write_atomic(folder / "table.md", as_markdown(summary).encode())
         write_atomic(folder / "table.csv", as_csv(summary).encode())
     return summary
+
+
+def tune_rows(
+    plan: Plan,
+    grid: Mapping[str, Sequence[Any]],
+    out: Path,
+    jobs: int = 1,
+    callback: ComparisonCallback = SILENT,
+    **options: Any,
+) -> dict[str, Tuned]:
+    """Each row of each block at its own best values, chosen on validation pictures in the first column that is run; for
+    `make_plan(…, tuned=…)`. What is tried is kept in the folder, under tune/, whatever table it is for."""
+    first: dict[str, PlannedCell] = {}
+    for planned in plan.cells:
+        if planned.run is not None and planned.cell.name in plan.chosen and planned.run.method.value.trains:
+            first.setdefault(line_of(planned.cell), planned)
+    runs, names = [one.run for one in first.values() if one.run], [one.place(0).parts[1] for one in first.values()]
+    with locked(out):
+        found = tune(runs, grid, out / "tune", callback, jobs, names=names, **options)
+    return {line: tuned for line, tuned in zip(first, found, strict=True) if tuned.chosen}
 
 
 def row_of(planned: PlannedCell) -> ComparedRow:

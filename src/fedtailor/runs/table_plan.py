@@ -78,8 +78,8 @@ def make_plan(
     changes: Settings | None = None,
     tuned: Mapping[str, Settings] | None = None,
 ) -> Plan:
-    """Every cell resolved and checked. `changes` are settings for all of them; `tuned` are rows' own, by row, chosen on
-    validation data at this scale."""
+    """Every cell resolved and checked. `changes` are settings for all of them; `tuned` are rows' own, by row, or by
+    block and row (`line_of`), chosen on validation data at this scale."""
     table, given, at = read(recipe) if isinstance(recipe, str) else recipe, full_keys(changes or {}), read_scale(scale)
     if "seed" in given or "method.name" in given:
         raise UserError("the recipe names the methods, and --seeds 3 or --seeds 5,7 the seeds; leave method= and seed=")
@@ -91,14 +91,19 @@ def make_plan(
     chosen, found = frozenset(cell.name for cell in table.choose(patterns)), list[PlannedCell]()
     for cell in table.cells:
         try:
-            own = full_keys((tuned or {}).get(cell.row.key, {}))
-            found.append(plan_cell(cell, at, names, {**own, **given}))
+            own = {k: v for line in (cell.row.key, line_of(cell)) for k, v in (tuned or {}).get(line, {}).items()}
+            found.append(plan_cell(cell, at, names, {**full_keys(own), **given}))
         except UserError as error:
             if cell.name in chosen:
                 hint = "; to change some cells only, choose them: --cells PATTERN" if given else ""
                 raise UserError(f"{cell.name}: {error}{hint}") from error
             found.append(PlannedCell(cell, None, missing=str(error)))  # none of today's business
     return Plan(table, at, tuple(found), chosen, given, bool(tuned))
+
+
+def line_of(cell: Cell) -> str:
+    """The row of a block that it is in."""
+    return "/".join(filter(None, (cell.block.key, cell.row.key)))
 
 
 def plan_cell(cell: Cell, scale: Scale, tables: set[str], last: Settings) -> PlannedCell:
@@ -115,8 +120,11 @@ def plan_cell(cell: Cell, scale: Scale, tables: set[str], last: Settings) -> Pla
             return PlannedCell(cell, None, missing=f"not at scale {scale.name}: {printed.data.name}: {why}")
         document = flat(printed.document())
         settings |= {**scale.settings, "data.name": data, "backbone.name": backbone}
-        for when, then in scale.rules:
-            settings |= then if all(document.get(key) == value for key, value in when.items()) else {}
+        for rule in scale.rules:
+            if all(document.get(key) == value for key, value in rule.when.items()):
+                settings |= rule.then
+                if rule.missing:
+                    return PlannedCell(cell, None, missing=f"not at scale {scale.name}: {rule.missing}")
         names = ((printed.data.name, data), (printed.backbone.name, backbone))
         changed = [f"{old} → {new}" for old, new in names if old != new]
     settings |= last

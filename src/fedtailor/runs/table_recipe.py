@@ -164,6 +164,15 @@ def full(metric: str) -> str:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """For runs that, at the scale of the paper, have these settings: others, or why there is none."""
+
+    when: Settings
+    then: Settings
+    missing: str = ""
+
+
+@dataclass(frozen=True)
 class Scale:
     name: str
     about: str = "as printed"
@@ -172,7 +181,7 @@ class Scale:
     data: Mapping[str, str] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)  # datasets without a stand-in, and why
     distinct: bool = False
-    rules: tuple[tuple[Settings, Settings], ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
 @cache
@@ -180,7 +189,10 @@ def read_scale(name: str) -> Scale:
     if name not in SCALES:
         raise unknown("scale", name, SCALES)
     given = tomllib.loads((FOLDER / "scales.toml").read_text()).get(name, {})
-    rules = tuple((words(rule["when"])[1], words(rule["with"])[1]) for rule in given.pop("rules", ()))
+    rules = tuple(
+        Rule(words(rule["when"])[1], words(rule.get("with", ""))[1], rule.get("missing", ""))
+        for rule in given.pop("rules", ())
+    )
     return Scale(name, settings=words(given.pop("with", ""))[1], rules=rules, **given)
 
 
