@@ -1,0 +1,46 @@
+"""Tailor: one model for all, and each client's own class frequencies on top of it. A method of fedtailor's own.
+
+By Bayes, p_k(y|x) ∝ p(x|y) π_k(y): what a class looks like is the same everywhere, how often it occurs is not. The first
+takes everyone's pictures to learn, and is learned as in FedAvg; the second a client can count, and nobody else need
+know. So a client's model is s(x) + τ ln π_k, with s the shared model's logits: nothing is trained for it, sent or kept
+but C numbers, and who never took part in a round has it too.
+Notation: s → logits, ln π_k → own.log_prior, τ → tau, pseudo-count of a class → alpha.
+Departures: none, there is no paper. Adding ln π to logits is logit adjustment (Menon et al., ICLR 2021), here by client
+and in prediction only: in training it made s worse (docs/methods/tailor.md).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..core import GLOBAL, LOCAL, Each, Me, Method, Model, Params, Reply, Server
+
+PRIOR = "own.log_prior"
+
+
+class Tailor(Method):
+    share = {PRIOR: LOCAL, "*": GLOBAL}
+
+    tau: float = Field(0.7, ge=0, allow_inf_nan=False, title="τ", description="weight of ln π_k; 0: FedAvg's model")
+    alpha: float = Field(0.5, gt=0, allow_inf_nan=False, description="pseudo-count: pictures of each class on top")
+
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        return {**model.init(rng), PRIOR: torch.zeros(model.classes)}
+
+    def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        if server.round == 0 or server.new_labels:
+            each(self.count, server, range(server.clients))
+        return super().round(server, cohort, each)
+
+    def count(self, model: Model, me: Me, theta: Params) -> Reply:
+        """ln π_k, up to a constant. It stays with the client."""
+        counts = me.data.counts().double() + self.alpha
+        return Reply({PRIOR: (counts / counts.mean()).log().float()})
+
+    def predict(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return self.logits(model, theta, x) + self.tau * theta[PRIOR]
+
+    def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
+        return self.logits(model, theta, x)
