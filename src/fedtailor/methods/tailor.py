@@ -1,9 +1,9 @@
 """Tailor: one model for all, and each client's own class frequencies on top of it. A method of fedtailor's own.
 
-By Bayes, p_k(y|x) ∝ p(x|y) π_k(y): what a class looks like is the same everywhere, how often it occurs is not. The first
-takes everyone's pictures to learn, and is learned as in FedAvg; the second a client can count, and nobody else need
-know. So a client's model is s(x) + τ ln π_k, with s the shared model's logits: nothing is trained for it, sent or kept
-but C numbers, and who never took part in a round has it too.
+By Bayes, p_k(y|x) ∝ p(x|y) π_k(y): what a class looks like is the same everywhere, how often it occurs is not. The
+first takes everyone's pictures to learn, and is learned as in FedAvg; the second a client can count, and nobody else
+need know. So a client's model is s(x) + τ ln π_k, with s the shared model's logits: nothing is trained for it or sent,
+and who never took part in a round has it too.
 Notation: s → logits, ln π_k → own.log_prior, τ → tau, pseudo-count of a class → alpha.
 Departures: none, there is no paper. Adding ln π to logits is logit adjustment (Menon et al., ICLR 2021), here by client
 and in prediction only: in training it made s worse (docs/methods/tailor.md).
