@@ -38,7 +38,7 @@ def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", [c for c in commands() if not any(mark in c for mark in OUTSIDE)])
 def test_command(command: str, call: Call) -> None:
     """In this process; `fedtailor run` with a single round of its forty."""
-    words = shlex.split(command)[1:]
+    words = shlex.split(command, comments=True)[1:]
     done = call(*words, *(["rounds=1"] if words == ["run"] else []))
     assert done.code == 0, done.err
     assert done.out.strip()
