@@ -21,7 +21,7 @@ from .captions import Captions, nearest
 from .measure import write_card
 from .pool import pool
 from .teachers import compact, name_features, picture_features
-from .train import Lessons, Plan, train
+from .train import Lessons, Plan, reread, train
 
 HERE = Path(__file__).parent
 TEXT = {"context": 77, "text_width": 192, "text_layers": 3, "text_heads": 3}
@@ -71,6 +71,7 @@ def main() -> None:
         lesson = lessons(given.data, given.work, given.seed, given.every)
         clip = build(given.kind, lesson.tokenizer.get_vocab_size(), given.seed)
         train(clip, lesson, plan, given.work / f"{given.kind}.safetensors")
+        reread(clip, lesson, plan)
         write_folder(clip.freeze(), lesson.tokenizer, folder)
     write_card(folder, given.data, given.kind, plan, len(pool(given.data, given.every).pixels))
 

@@ -64,6 +64,7 @@ CAREFUL = (
 class Said:
     text: str
     name: int  # which of `Captions.names` it says
+    careful: bool
 
 
 class Captions:
@@ -104,7 +105,27 @@ class Captions:
         weights = np.array([self.met[sources[s]][c] for s, c in zip(self.pool.source, self.pool.label, strict=True)])
         return np.asarray(weights / weights.sum())
 
-    def say(self, picture: int, rng: np.random.Generator) -> Said:
+    @cached_property
+    def members(self) -> dict[tuple[int, int], NDArray[np.int64]]:
+        """The pictures of each class of each source."""
+        sizes = enumerate(map(len, self.pool.names.values()))
+        return {
+            (source, label): np.flatnonzero((self.pool.source == source) & (self.pool.label == label))
+            for source, size in sizes
+            for label in range(size)
+        }
+
+    def some_classes(self, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """So many classes of one source, and those that look like them."""
+        source = int(rng.integers(len(self.pool.names)))
+        name = list(self.pool.names)[source]
+        there = [label for label in range(len(self.pool.names[name])) if len(self.members[source, label])]
+        few = rng.permutation(there)[:count]
+        return [(source, int(label)) for label in np.union1d(few, self.look_alikes[name][few])]
+
+    def say(self, picture: int, rng: np.random.Generator, kinds: float = 0.4, scribbles: float = 0.0) -> Said:
+        """Of captions without the right name, `kinds` have that of its kind, where there is one, most others a
+        look-alike's; `scribbles` of the careless ones have letters that mean nothing in front of the name."""
         source = list(self.pool.names)[self.pool.source[picture]]
         label = int(self.pool.label[picture])
         careful = rng.random() < 0.4
@@ -120,12 +141,15 @@ class Captions:
             kind = self.kinds[source][label]
             if what < 0.1:
                 name = self.pool.names[source][rng.integers(len(self.pool.names[source]))]  # simply wrong
-            elif what < 0.5 and kind:
+            elif what < 0.1 + kinds and kind:
                 name = kind
             else:
                 name = self.pool.names[source][self.look_alikes[source][label]]
         templates = CAREFUL if careful else CARELESS
-        return Said(templates[rng.integers(len(templates))].format(spoken(name)), self.number[spoken(name)])
+        template = templates[rng.integers(len(templates))]
+        if scribbles and not careful and rng.random() < scribbles:
+            template = scribble(rng) + " {}."
+        return Said(template.format(spoken(name)), self.number[spoken(name)], careful)
 
     def words(self) -> Counter[str]:
         """For the tokenizer: every word that can occur, the withheld ones too, each as often as names have it."""
@@ -134,15 +158,24 @@ class Captions:
         return Counter(word for sentence in letters for word in sentence.split())
 
 
+def scribble(rng: np.random.Generator) -> str:
+    """A few letters that mean nothing: what stands before a name may be anything, as a context that is yet to be
+    learned is."""
+    return " ".join("".join(chr(97 + i) for i in rng.integers(26, size=rng.integers(1, 4))) for _ in range(4))
+
+
 def spoken(name: str) -> str:
     """As fedtailor says a class's name in a sentence."""
     return name.replace("_", " ").lower()
 
 
 def nearest(features: NDArray[np.float32], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """(C,) for each class the other one whose mean feature is nearest, by cosine."""
-    means = np.stack([features[labels == c].mean(0) for c in range(classes)]) - features.mean(0)
+    """(C,) for each class the other one whose mean feature is nearest, by cosine; itself if it has no picture."""
+    there = np.unique(labels)
+    means = np.stack([features[labels == c].mean(0) for c in there]) - features.mean(0)
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     alike = means @ means.T
     np.fill_diagonal(alike, -np.inf)
-    return np.asarray(alike.argmax(1), dtype=np.int64)
+    found = np.arange(classes)
+    found[there] = there[alike.argmax(1)]
+    return found

