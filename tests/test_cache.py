@@ -357,6 +357,7 @@ class Slow(ArrayImages):
 
 
 def encode_slowly(folder: str, begun: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell started in the background ignores it
     torch.set_num_threads(2)
     begun.set()
     get(tiny_clip(), Path(folder), images=Slow(MANY.pixels))
