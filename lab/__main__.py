@@ -2,6 +2,7 @@
 
 python -m lab vit --data DIR --work DIR     # writes lab/vit; the work folder keeps what it needs to go on
 python -m lab rn --data DIR --work DIR
+python -m lab vit --data DIR --reread       # only the second part: a new text tower for the image tower of lab/vit
 python -m lab vit --data DIR --measure      # only measures, and writes the card anew
 """
 
@@ -13,15 +14,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from scripts.pretrain import make_tokenizer, write_folder
+from tokenizers import Tokenizer
 
 from fedtailor.base.rng import number
+from fedtailor.clip.load import load
 from fedtailor.clip.model import Clip, Shape
 
-from .captions import Captions, nearest
+from .captions import Captions
 from .measure import write_card
-from .pool import pool
+from .pool import Pool, pool
+from .reading import look_alikes, reread
+from .reading import picture_features as by_tower
 from .teachers import compact, name_features, picture_features
-from .train import Lessons, Plan, reread, train
+from .train import Lessons, Plan, train
 
 HERE = Path(__file__).parent
 TEXT = {"context": 77, "text_width": 192, "text_layers": 3, "text_heads": 3}
@@ -32,16 +37,10 @@ SHAPES = {
 STEPS = {"vit": 4500, "rn": 4500}
 
 
-def lessons(root: Path, work: Path, seed: int, every: int) -> Lessons:
+def lessons(pictures: Pool, work: Path, seed: int) -> Lessons:
     """The pool, and what the teachers say about it, which is kept in the work folder."""
-    pictures = pool(root, every)
     features = compact(picture_features(pictures.pixels, work / "pictures.npy"), work / "compact.npy")
-    sources = enumerate(pictures.names.items())
-    alike = {
-        name: nearest(features[of].astype(np.float32), pictures.label[of], len(classes))
-        for i, (name, classes) in sources
-        for of in [pictures.source == i]
-    }
+    alike = look_alikes(pictures, features.astype(np.float32))
     captions = Captions(pictures, alike, seed)
     return Lessons(captions, make_tokenizer(captions.words()), features, name_features(captions.names))
 
@@ -62,18 +61,31 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--every", type=int, default=1, help="only every so many pictures of the pool: a trial")
-    options.add_argument("--measure", action="store_true", help="train nothing, measure again and rewrite the card")
+    part = options.add_mutually_exclusive_group()
+    part.add_argument("--reread", action="store_true", help="only the second part, for the image tower in the folder")
+    part.add_argument("--measure", action="store_true", help="train nothing, measure again and rewrite the card")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
     folder, plan = given.folder or HERE / given.kind, Plan(given.steps or STEPS[given.kind], seed=given.seed)
-    if not given.measure:
+    pictures = pool(given.data, given.every)
+    if given.reread:
+        there = load(str(folder))
+        read_again(there.clip, there.tokenizer.inner, pictures, plan, folder)
+    elif not given.measure:
         given.work.mkdir(parents=True, exist_ok=True)
-        lesson = lessons(given.data, given.work, given.seed, given.every)
+        lesson = lessons(pictures, given.work, given.seed)
         clip = build(given.kind, lesson.tokenizer.get_vocab_size(), given.seed)
         train(clip, lesson, plan, given.work / f"{given.kind}.safetensors")
-        reread(clip, lesson, plan)
-        write_folder(clip.freeze(), lesson.tokenizer, folder)
-    write_card(folder, given.data, given.kind, plan, len(pool(given.data, given.every).pixels))
+        read_again(clip, lesson.tokenizer, pictures, plan, folder)
+    write_card(folder, given.data, given.kind, plan, len(pictures.pixels))
+
+
+def read_again(clip: Clip, tokenizer: Tokenizer, pictures: Pool, plan: Plan, folder: Path) -> None:
+    """The second part, and the folder. Which classes look alike is now what the image tower itself says."""
+    features = by_tower(clip, pictures)
+    captions = Captions(pictures, look_alikes(pictures, features.numpy()), plan.seed)
+    reread(clip, captions, tokenizer, name_features(captions.names), features, plan)
+    write_folder(clip.freeze(), tokenizer, folder)
 
 
 if __name__ == "__main__":

@@ -123,12 +123,20 @@ class Captions:
         few = rng.permutation(there)[:count]
         return [(source, int(label)) for label in np.union1d(few, self.look_alikes[name][few])]
 
-    def say(self, picture: int, rng: np.random.Generator, kinds: float = 0.4, scribbles: float = 0.0) -> Said:
+    def say(
+        self,
+        picture: int,
+        rng: np.random.Generator,
+        kinds: float = 0.4,
+        scribbles: float = 0.0,
+        careful: bool | None = None,
+    ) -> Said:
         """Of captions without the right name, `kinds` have that of its kind, where there is one, most others a
-        look-alike's; `scribbles` of the careless ones have letters that mean nothing in front of the name."""
+        look-alike's; `scribbles` of the careless ones have letters that mean nothing in front of the name. `careful`
+        is the register, if it is not to be drawn."""
         source = list(self.pool.names)[self.pool.source[picture]]
         label = int(self.pool.label[picture])
-        careful = rng.random() < 0.4
+        careful = rng.random() < 0.4 if careful is None else careful
         known = self.known[source][label]
         if careful and known:
             known = 1 - 0.25 * (1 - known)

@@ -6,11 +6,6 @@ The contrast is CLIP's, but for captions that say the same name: each is right f
 thrown away at the end. For the first part of the steps the ViT sees a random half of each picture's patches, which
 takes half the time.
 
-So far the text tower learns names, and to overlook what stands around them. In a second part (`reread`) the image tower
-is locked, and the text tower learns once more, with captions that are alike only if they say the same name in the same
-register, a few classes and their look-alikes at a time: now it has to read how something is said, and hears little of
-the sentence encoder.
-
 Each draw comes from the seed and the number of the step, so that a run that was stopped goes on to the same weights.
 """
 
@@ -42,8 +37,6 @@ from .captions import CAREFUL, CARELESS, Captions
 
 say = Console()
 SHIFT = 4  # pixels that a picture may be moved by
-FEW = 10  # classes in a step of the second part, and their look-alikes
-KINDS, SCRIBBLES = 0.15, 0.25  # of the captions in the second part
 EVERY = 120.0  # seconds between two savings
 
 
@@ -56,7 +49,7 @@ class Plan:
     picture: float = 2.0
     name: float = 1.0
     names: int = 96  # sentences in a step that only the sentence encoder judges
-    rereading: int = 1000  # steps of the second part
+    rereading: int = 1200  # steps of the second part
     masked: float = 0.8  # part of the steps in which half the patches are seen
     seed: int = 0
 
@@ -166,50 +159,6 @@ def train(clip: Clip, lessons: Lessons, plan: Plan, file: Path) -> None:
         if time.perf_counter() - last > EVERY or step + 1 == plan.steps:
             keep(student, optimizer, file, plan, step + 1)
             last = time.perf_counter()
-
-
-def reread(clip: Clip, lessons: Lessons, plan: Plan) -> None:
-    """The second part, of minutes: it begins anew if it was stopped."""
-    for parameter in clip.vision.parameters():
-        parameter.requires_grad_(False)
-    captions, pictures = lessons.captions, picture_features(clip, lessons)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
-        clip.text.load_state_dict(Clip(clip.shape).text.state_dict())
-        hears = nn.Linear(clip.shape.embed, lessons.sentences.shape[1])
-    learning = [*clip.text.parameters(), clip.logit_scale, *hears.parameters()]
-    optimizer = torch.optim.AdamW(learning, lr=plan.rate, betas=(0.9, 0.98), weight_decay=plan.decay, fused=True)
-    members = captions.members
-    for step in range(plan.rereading):
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate * min((step + 1) / 50, 0.5 * (1 + math.cos(math.pi * step / plan.rereading)))
-        rng = numpy_generator("lab", plan.seed, "reread", step)
-        if step % 2:
-            few = captions.some_classes(FEW, rng)
-            which = np.concatenate([rng.choice(members[one], plan.size // len(few)) for one in few])
-        else:
-            which = rng.choice(len(captions.chance), plan.size, p=captions.chance)
-        said = [captions.say(int(i), rng, KINDS, SCRIBBLES) for i in which]
-        text = clip.text.plain(encode(lessons.tokenizer, [one.text for one in said]))
-        alike = torch.tensor([2 * one.name + one.careful for one in said])
-        contrast = contrasted(clip.scale * pictures[which] @ F.normalize(text, dim=-1).T, alike)
-        name = 1 - F.cosine_similarity(hears(text), lessons.sentences[alike // 2]).mean()
-        optimizer.zero_grad()
-        (contrast + 0.05 * name).backward()
-        nn.utils.clip_grad_norm_(learning, 1.0)
-        optimizer.step()
-        with torch.no_grad():
-            clip.logit_scale.clamp_(max=math.log(100))
-        if (step + 1) % 100 == 0:
-            say.print(f"reading {step + 1}/{plan.rereading}  contrast {contrast.item():.3f}  name {name.item():.3f}")
-
-
-@torch.no_grad()
-def picture_features(clip: Clip, lessons: Lessons) -> Tensor:
-    """(N, D) normalised, of the pool by the tower as it is now."""
-    clip.vision.eval()
-    parts = np.array_split(lessons.captions.pool.pixels, len(lessons.captions.pool.pixels) // 500 + 1)
-    return F.normalize(torch.cat([clip.vision(prepare(part)) for part in parts]), dim=-1)
 
 
 def contrasted(logits: Tensor, alike: Tensor) -> Tensor:

@@ -346,14 +346,21 @@ def per_class(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def tune(
-    checkpoint: Checkpoint, classes: tuple[str, ...], x: torch.Tensor, y: torch.Tensor, steps: int = 400, draw: int = 0
+    checkpoint: Checkpoint,
+    classes: tuple[str, ...],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    steps: int = 400,
+    draw: int = 0,
+    size: float = 0.02,
+    rate: float = 0.02,
 ) -> torch.Tensor:
     """Text features (C, D) after learning four context tokens by cross-entropy, from random rows as PromptFL does."""
     words, clip = checkpoint.tokenizer, checkpoint.clip
     layout = pack([arrange(words(f"{name}."), sos=words.sos, eot=words.eot, shared=4) for name in classes])
     rng = generator("pretrain", "tune", draw)
-    context = (0.02 * torch.randn(4, clip.text.width, generator=rng)).requires_grad_()
-    optimizer = torch.optim.SGD([context], lr=0.02, momentum=0.9)
+    context = (size * torch.randn(4, clip.text.width, generator=rng)).requires_grad_()
+    optimizer = torch.optim.SGD([context], lr=rate, momentum=0.9)
     for _ in range(steps):
         some = torch.randint(len(x), (64,), generator=rng)
         text = F.normalize(clip.text(layout, shared=context), dim=-1)

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lab import reading
 from lab import train as training
 from lab.captions import CAREFUL, Captions, nearest
 from lab.pool import BALANCED, Pool, left_over
-from lab.train import Lessons, Plan, Student, moved, reread, train
+from lab.reading import picture_features, reread
+from lab.train import Lessons, Plan, Student, moved, train
 from safetensors.torch import load_file
-from scripts.pretrain import make_tokenizer
+from scripts.pretrain import encode, make_tokenizer
 
 import fedtailor.data
 from fedtailor.base.errors import UserError
@@ -189,16 +191,37 @@ def test_it_learns(tmp_path: Path) -> None:
 def test_the_second_part_is_the_text_towers() -> None:
     """Broken: the image tower moves while the text tower learns to read, or the same command gives another model."""
     lessons = small_lessons()
-    vocab = lessons.tokenizer.get_vocab_size()
+    vocab, plan = lessons.tokenizer.get_vocab_size(), replace(PLAN, size=24, rereading=4)
     made = []
     for _ in range(2):
         clip = small_clip(vocab)
-        reread(clip, lessons, replace(PLAN, size=24, rereading=4))
+        pictures = picture_features(clip, lessons.captions.pool)
+        reread(clip, lessons.captions, lessons.tokenizer, lessons.sentences, pictures, plan)
         made.append(clip.state_dict())
     untouched = small_clip(vocab).state_dict()
     assert all(torch.equal(made[0][name], made[1][name]) for name in untouched)
     moved = {name for name, value in untouched.items() if not torch.equal(value, made[0][name])}
     assert {name.partition(".")[0] for name in moved} == {"text", "logit_scale"}
+
+
+def test_a_context_stands_before_the_name_and_does_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the text tower is not made to bear contexts, or its rows replace a name."""
+    lessons = small_lessons()
+    clip = small_clip(lessons.tokenizer.get_vocab_size())
+    ids = encode(lessons.tokenizer, ["x x x frog.", "x x x ship."])
+    x = clip.text.token_embedding(ids)[0, 1:4].detach()
+    torch.testing.assert_close(reading.read(clip, ids, x), clip.text.plain(ids))
+    assert not torch.allclose(reading.read(clip, ids, x.roll(1, dims=1)), clip.text.plain(ids))
+
+    def harm(step: float) -> float:
+        monkeypatch.setattr(reading, "HARM", step)
+        draws = np.random.default_rng(0), torch.Generator().manual_seed(0)
+        found = reading.behind_a_context(
+            clip, lessons.tokenizer, ["frog", "ship"], lambda text: text[:, 0].sum(), *draws
+        )
+        return found[:, 0].sum().item()
+
+    assert harm(0.01) > harm(0.0)
 
 
 def test_few_classes_and_their_look_alikes() -> None:
