@@ -40,7 +40,7 @@ pictures of CIFAR-10, CIFAR-100 and Fashion-MNIST that no lab federation trains 
 100 nor the balanced share). No test picture was seen. Captions are made by the script: skewed, partly a look-alike's
 name, partly a hypernym; a tenth of CIFAR-100's and of Tiny-ImageNet's names are never said. Then the image tower was
 locked, and a new text tower learned {rereading:,} steps more, from captions in two registers, of which the careless
-one, with "a photo of a", says more wrong names; in some of the steps a context of random rows, moved to where it does
+one, with "a photo of a", says more wrong names; in half of the steps a context of random rows, moved to where it does
 harm, stood in front of the names. ../README.md says at which commits.
 
 Two teachers were used in training, and nothing of either is in these files but what was learned from them:

@@ -4,8 +4,8 @@ In the first part it learned names, and to overlook what stands around them. Now
 the same name in the same register, a few classes and their look-alikes at a time, and little is heard of the sentence
 encoder.
 
-In some of the steps the names have a learned context in front of them, as in prompt learning, instead of words: random
-rows of many sizes, moved a step to where they do harm. A text tower that has never met such rows takes them for
+In half of the steps the names have a learned context in front of them, as in prompt learning, instead of words: random
+rows of many sizes, moved to where they do harm. A text tower that has never met such rows takes them for
 anything at all, and the first that skewed clients learn ruins it: a lab would then compare how methods bear that, and
 nothing else. These sentences count as careless, so a context that is taken for a careful one is still worth learning.
 """
@@ -35,9 +35,10 @@ from .train import Plan, contrasted, say
 FEW = 10  # classes in a step, and their look-alikes
 KINDS, SCRIBBLES = 0.15, 0.25  # of the captions
 HEARD = 0.05  # weight of the sentence encoder
-LED = 0.4  # part of the steps with a context in front
-ROWS, SIZES = 16, (0.01, 0.5)  # of a context, at most; standard deviations of its numbers
-HARM = 1.0  # how far a context is moved, as a part of its size
+LED = 0.5  # part of the steps with a context in front
+USUAL, ROWS = 4, 16  # rows of a context: half of the time, and at most
+SIZES = 0.005, 0.5  # standard deviations of its numbers
+HARMS, HARM, LEAST = 2, 0.5, 0.01  # how often it is moved, and how far: as a part of its size, which is at least
 
 
 def reread(
@@ -99,13 +100,17 @@ def behind_a_context(
     rng: np.random.Generator,
     draws: torch.Generator,
 ) -> Tensor:
-    """(B, D) features of the names behind one context, which was random and went a step uphill along `score`."""
-    count = int(rng.integers(1, ROWS + 1))
+    """(B, D) features of the names behind one context, which was random and went uphill along `score`."""
+    count = int(rng.integers(1, ROWS + 1)) if rng.random() < 0.5 else USUAL
     size = math.exp(rng.uniform(*np.log(SIZES)))
     ids = encode(tokenizer, ["x " * count + f"{name}." for name in names])  # an x for each row
-    context = (size * torch.randn(count, clip.text.width, generator=draws)).requires_grad_()
-    (slope,) = torch.autograd.grad(score(read(clip, ids, context)), context)
-    return read(clip, ids, context.detach() + HARM * size * slope / (slope.square().mean().sqrt() + 1e-12))
+    context = size * torch.randn(count, clip.text.width, generator=draws)
+    for _ in range(HARMS):
+        context.requires_grad_()
+        (slope,) = torch.autograd.grad(score(read(clip, ids, context)), context)
+        step = HARM * max(size, LEAST) / (slope.square().mean().sqrt() + 1e-12)
+        context = context.detach() + step * slope
+    return read(clip, ids, context)
 
 
 def read(clip: Clip, ids: Tensor, context: Tensor) -> Tensor:

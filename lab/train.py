@@ -49,7 +49,7 @@ class Plan:
     picture: float = 2.0
     name: float = 1.0
     names: int = 96  # sentences in a step that only the sentence encoder judges
-    rereading: int = 1200  # steps of the second part
+    rereading: int = 900  # steps of the second part
     masked: float = 0.8  # part of the steps in which half the patches are seen
     seed: int = 0
 
