@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from math import log
 
+import pytest
 import torch
+from torch import Tensor
 
 from fedtailor.client.job import ClientState
+from fedtailor.core import Batch, Model, Params
 from fedtailor.evaluation.testing import personal_theta
 from fedtailor.methods.tailor import PRIOR, Tailor
 from fedtailor.simulation.engine import make_engine
@@ -48,11 +51,26 @@ def test_a_clients_model_is_the_shared_one_under_its_own_frequencies() -> None:
         torch.testing.assert_close(method.predict_shared(job.model, theta, x), s)
 
 
+def test_the_loss_by_hand() -> None:
+    """−ln of softmax(s + ρ ln π_k): a class that the client lacks (ln π_k small) is hardly pushed away.
+
+    s = 0 for both classes, π_k up to a constant (e², 1), ρ = 0.5, picture of class 0: ln(1 + e⁻¹) = 0.3133.
+    """
+
+    class Even(Tailor):
+        def logits(self, model: Model, theta: Params, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+            return torch.zeros(len(x), 2)
+
+    batch = Batch(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([0]))
+    found = Even(rho=0.5).loss(world("tailor").job.model, {}, batch, {PRIOR: torch.tensor([2.0, 0.0])})
+    assert found.item() == pytest.approx(0.31326, abs=1e-5)
+
+
 def test_who_trains_learns_what_fedavg_learns() -> None:
-    """Frequencies have no part in training, and training none in them."""
+    """At ρ = 0 frequencies have no part in training; training never has one in them."""
     servers = []
-    for name in ("tailor", "fedavg"):
-        experiment = world(name, "text_prompt", lr=0.01)
+    for name, own in (("tailor", {"method.rho": 0.0}), ("fedavg", {})):
+        experiment = world(name, "text_prompt", lr=0.01, **own)
         engine = make_engine(experiment)
         server = experiment.job.first_server()
         before: dict[int, ClientState] = {}

@@ -36,7 +36,7 @@ METHODS: dict[str, Entry] = {
         "capt": (CAPT, "coupled+class_prompt", "general and class-aware prompts, two clusterings of clients, a bandit"),
         "fedcopl": (FedCoPL, "text_prompt+visual_prompt", "no labels: joint pseudo-labels, shared visual prompts"),
         "fedpurel": (FedPuReL, "text_prompt", "gradients purified against zero-shot CLIP, then a personal residual"),
-        "tailor": (Tailor, "text_prompt", "one model for all, each client's own class frequencies on top"),
+        "tailor": (Tailor, "head", "one model for all, each client's own class frequencies on top"),
         "promptfl": (FedAvg, "text_prompt", "FedAvg of one text context"),
         "promptprox": (FedProx, "text_prompt", "FedProx of one text context"),
         "fedtpg": (FedTPG, "prompt_generator", "a network, learned together, writes the context from the class names"),
