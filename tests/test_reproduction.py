@@ -281,6 +281,10 @@ def test_data_that_are_not_the_published_ones(monkeypatch: pytest.MonkeyPatch) -
 
 def test_changes_have_a_table_of_their_own() -> None:
     assert make_plan("capt/table4", "smoke").folder == Path("capt/table4/smoke")
+    other = make_plan("capt/table4", "lab", changes={"backbone": "lab-rn"})  # as much the lab's as the other is
+    assert kinds(other) == {"lab"}
+    assert other.folder == Path("capt/table4/lab-rn")
+    assert {cell.stands_in for cell in other.cells} == {"openai/clip-vit-base-patch16 → lab-rn"}
     changed = make_plan("capt/table4", "smoke", changes={"rounds": 2}).folder
     assert changed != make_plan("capt/table4", "smoke", changes={"rounds": 3}).folder != Path("capt/table4/smoke")
     assert make_plan("capt/table4", "smoke", changes={"data.root": "/x"}).folder == Path("capt/table4/smoke")

@@ -23,6 +23,7 @@ from .comparison_spec import pairs
 from .table_recipe import Cell, Recipe, Scale, read, read_scale, stand_in
 
 # Where a run is made and how fast, not what is run.
+BACKBONE = "backbone.name"
 HARMLESS = {"data.root", "backbone.device", "threads", "memory.budget_gb"}
 Settings = Mapping[str, Any]
 
@@ -55,15 +56,22 @@ class Plan:
 
     @cached_property
     def changed(self) -> list[str]:
-        """The user's settings that make it another experiment."""
-        return pairs({key: value for key, value in self.changes.items() if key not in HARMLESS})
+        """The user's settings that make it another experiment. Another CLIP of the same scale does not."""
+        return pairs({k: v for k, v in self.changes.items() if k not in HARMLESS and (k, v) != (BACKBONE, self.other)})
+
+    @property
+    def other(self) -> str | None:
+        """A CLIP of this scale that the user chose."""
+        chosen = self.changes.get(BACKBONE)
+        return str(chosen) if chosen in self.scale.backbone.values() else None
 
     @property
     def folder(self) -> Path:
         """Of its tables. One with changes is another one."""
         mark = hashlib.sha256(" ".join(sorted(self.changed)).encode()).hexdigest()[:8]
-        words = [self.scale.name, *(["tuned"] if self.tuned else []), *([f"changed-{mark}"] if self.changed else [])]
-        return Path(self.recipe.name) / "-".join(words)
+        clip = (self.other or "").removeprefix(f"{self.scale.name}-")
+        words = [self.scale.name, clip, "tuned" if self.tuned else "", f"changed-{mark}" if self.changed else ""]
+        return Path(self.recipe.name) / "-".join(filter(None, words))
 
     def runs(self, seeds: Sequence[int]) -> dict[Path, tuple[PlannedCell, Run]]:
         """Every run of the chosen cells once, by its place; seed by seed, so that all cells have a number early."""
@@ -125,7 +133,8 @@ def plan_cell(cell: Cell, scale: Scale, tables: set[str], last: Settings) -> Pla
                 settings |= rule.then
                 if rule.missing:
                     return PlannedCell(cell, None, missing=f"not at scale {scale.name}: {rule.missing}")
-        names = ((printed.data.name, data), (printed.backbone.name, backbone))
+        used = {**settings, **last}
+        names = ((printed.data.name, used["data.name"]), (printed.backbone.name, used[BACKBONE]))
         changed = [f"{old} → {new}" for old, new in names if old != new]
     settings |= last
     return PlannedCell(cell, make_run(cell.row.method, settings), settings, stands_in=", ".join(changed))
