@@ -26,6 +26,10 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
     if run.data.validation:
         raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
+    if run.data.calibrate:
+        raise UserError(
+            f"data.calibrate={run.data.calibrate}: in a deployment the server sees no pictures of the sites"
+        )
     dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
