@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -81,3 +82,18 @@ class Comparing(Progress, ComparisonCallback):
             self.bars.remove_task(self.tasks.pop("rounds"))
         self.on_progress("runs", done, total)
         self.bars.update(self.tasks["runs"], note=escape(f"{title}, seed {seed}"))
+
+
+class Late(Progress):
+    """Bars that show only once the work has taken a while: most pictures are looked at before anybody asks."""
+
+    AFTER = 2.0  # seconds
+
+    def __enter__(self) -> Self:
+        self.began = time.monotonic()
+        return self
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self.began > self.AFTER and done < total:
+            self.bars.start()
+        super().on_progress(what, done, total)

@@ -7,7 +7,7 @@ pictures that they were not fitted to: each half of those kept out by a fit to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -132,15 +132,15 @@ def calibrate_shared(job: Job, server: Server, held: EvalSet, lent: Params | Non
 
 
 def calibrate_personal(
-    job: Job, server: Server, clients: Callable[[int], ClientState], held: EvalSet
+    job: Job, server: Server, clients: Mapping[int, ClientState], held: EvalSet, own: Collection[int]
 ) -> Calibration | None:
-    """Of all clients' own models together, each on its own pictures."""
-    parts = [(k, part) for k, part in enumerate(held.parts) if len(part)]
+    """Of the models of clients that have one of their own, together, each on its own pictures."""
+    parts = [(k, part) for k, part in enumerate(held.parts) if len(part) and k in own]
     if not parts:
         return None
     said = [
         chunk.cpu()
         for k, part in parts
-        for chunk in in_chunks(client_logits(job, server, k, clients(k)), held.features, part)
+        for chunk in in_chunks(client_logits(job, server, k, clients.get(k, ClientState())), held.features, part)
     ]
     return calibrate(torch.cat(said), held.labels[np.concatenate([part for _, part in parts])])

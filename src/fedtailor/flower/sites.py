@@ -56,9 +56,8 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
             f"the CLIP {run.backbone.name} here has the hash {checkpoint.digest[:12]}, the server's has "
             f"{invitation.weights[:12]}; give this client the same weights with --backbone"
         )
-    known = {name: np.array(invitation.groups[name], np.int64) for name in ("head", "mid", "tail")}
-    rest = np.setdiff1d(np.arange(len(invitation.classes)), np.concatenate([*known.values()]))
-    made = assemble(run, in_one_place(dataset), Groups(**known, unknown=rest), checkpoint, alone=False)
+    groups = Groups.of_known(invitation.groups, len(invitation.classes))
+    made = assemble(run, in_one_place(dataset), groups, checkpoint, alone=False)
     return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
 
 

@@ -22,6 +22,7 @@ PRIOR = "own.log_prior"
 
 class Tailor(Method):
     share = {PRIOR: LOCAL, "*": GLOBAL}
+    class_rows = (PRIOR,)  # 0: as frequent as a client's classes are on average
 
     tau: float = Field(0.7, ge=0, allow_inf_nan=False, title="τ", description="weight of ln π_k; 0: FedAvg's model")
     alpha: float = Field(0.5, gt=0, allow_inf_nan=False, description="pseudo-count: pictures of each class on top")
