@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from .arguments import Json, Quiet
@@ -83,5 +84,5 @@ def tables(names: tuple[str, ...], found: Evaluated, method: str) -> list[Table]
     columns = [Column(name, justify="right") for name in ("pictures", "zero-shot", method, "")]
     single = Table("class", *columns, title="class by class", title_justify="left")
     for name, count, untuned, tuned in rows(names, found):
-        single.add_row(name, str(count), percent(untuned), percent(tuned), gain(tuned, untuned))
+        single.add_row(escape(name), str(count), percent(untuned), percent(tuned), gain(tuned, untuned))
     return [whole, single]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from ..base.errors import UserError
@@ -101,15 +102,13 @@ def look(
 
 
 def table(found: list[Prediction], unsure: bool) -> Table:
-    right = Column("%", justify="right")
-    made = Table("picture", "class", right, *(["sure?"] if unsure else []), "or else")
+    picture, share = Column("picture", overflow="fold"), Column("%", justify="right")
+    made = Table(picture, "class", share, *(["sure?"] if unsure else []), "or else")
     for it in found:
+        mark = [] if not unsure else ["no"] if it.unsure else ["yes"]
         rest = ", ".join(f"{name} {100 * p:.1f}" for name, p in it.classes[1:])
-        mark = (["no" if it.unsure else "yes"],) if unsure else ()
-        style = "yellow" if unsure and it.unsure else None
-        made.add_row(
-            it.picture, it.label, f"{100 * it.confidence:.1f}", *(m for marks in mark for m in marks), rest, style=style
-        )
+        cells = [it.picture, it.label, f"{100 * it.confidence:.1f}", *mark, rest]
+        made.add_row(*map(escape, cells), style="yellow" if mark == ["no"] else None)
     return made
 
 

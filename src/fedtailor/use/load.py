@@ -21,11 +21,11 @@ def load(path: str | PathLike[str], *, backbone: str = "", device: str = "auto")
     try:
         checkpoint = load_backbone(backbone or facts.backbone.name)
     except UserError as error:
-        raise UserError(f"the CLIP of {folder} was not found: {error}; say where it is by backbone") from error
+        raise UserError(f"{folder} needs its CLIP: {error}; say where it is by --backbone (backbone=)") from error
     if checkpoint.digest != facts.backbone.digest:
         raise UserError(
             f"the CLIP {checkpoint.name} has the hash {checkpoint.digest[:12]}, {folder} was tuned on one with "
-            f"{facts.backbone.digest[:12]}, and its parameters fit no other; say where that one is by backbone"
+            f"{facts.backbone.digest[:12]}, and its parameters fit no other; say where it is by --backbone (backbone=)"
         )
     model = TunedModel(folder, facts, checkpoint, run, find_device(device))
     model.shared  # noqa: B018  # what is wrong with the folder shows here
