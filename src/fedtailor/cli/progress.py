@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from threading import Timer
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -90,10 +90,12 @@ class Late(Progress):
     AFTER = 2.0  # seconds
 
     def __enter__(self) -> Self:
-        self.began = time.monotonic()
+        self.timer = Timer(self.AFTER, self.bars.start)
+        self.timer.daemon = True
+        self.timer.start()
         return self
 
-    def on_progress(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self.began > self.AFTER and done < total:
-            self.bars.start()
-        super().on_progress(what, done, total)
+    def __exit__(self, *what: object) -> None:
+        self.timer.cancel()
+        self.timer.join()  # so that none shows after the end
+        super().__exit__(*what)

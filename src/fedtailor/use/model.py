@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,6 @@ from torch import Tensor
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
 from ..base.rng import generator
-from ..client.features import LiveFeatures
 from ..clip.encoder import Encoder
 from ..clip.load import Checkpoint
 from ..core.method import Method
@@ -25,13 +25,13 @@ from ..core.types import Params
 from ..data.dataset import Indices
 from ..data.preprocess import Preprocess
 from ..evaluation.calibration import Calibration
-from ..evaluation.testing import Logits, in_chunks
+from ..evaluation.testing import Logits
 from ..settings.run import Run
 from .class_names import new_classes, with_rows
 from .model_file import SHARED, ModelFacts, check_shapes, read_params
 from .pictures import Pictures, listed, name_of
 
-BATCH = 128  # pictures read and asked about before progress is told
+WORK = "looking at pictures"
 Probabilities = NDArray[np.float32]
 
 
@@ -59,7 +59,7 @@ class Answers:
     zero_shot: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TunedModel:
     """What a run made: a frozen CLIP, and parameters that bend it for all clients or for one."""
 
@@ -69,6 +69,9 @@ class TunedModel:
     run: Run  # its method and tuner; everything else in it is as by default
     device: str
     added: tuple[str, ...] = ()  # classes that it was not tuned for
+
+    def __repr__(self) -> str:
+        return f"<{self.facts.method['name']} for {len(self.classes)} classes and {len(self.clients)} clients>"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -99,8 +102,9 @@ class TunedModel:
     @cached_property
     def shared(self) -> Params:
         params = read_params(self.folder, SHARED, self.facts)
-        check_shapes(self.folder, params, self.first(self.model_for(self.facts.classes) if self.added else self.model))
-        return params
+        first = self.first(self.model_for(self.facts.classes) if self.added else self.model)
+        check_shapes(self.folder, params, first)
+        return {name: params[name] for name in first}  # in the method's order
 
     @cached_property
     def asked(self) -> dict[int | None, Logits]:
@@ -173,21 +177,18 @@ class TunedModel:
         progress: ProgressFn | None = None,
     ) -> Iterator[Answers]:
         """Batch after batch, of those that can be read: of the tuned model, of CLIP as it is, or (`beside`) both."""
-        tuned = self.model.zero_shot_logits if zero_shot else self.logits_of(client)
-        plain, total = self.model.zero_shot_logits, len(pictures.items)
-        store = LiveFeatures(self.encoder, pictures)
-        for begin in range(0, total, BATCH):
-            x = store.fetch(np.arange(begin, min(begin + BATCH, total)))
-            good = np.array([i for i in range(begin, begin + len(x)) if i not in pictures.failed], np.int64)
-            if len(good):
-                seen = Fetched(x[torch.from_numpy(good - begin)])
-                both = [
-                    torch.cat(list(in_chunks(ask, seen, np.arange(len(good))))).cpu()
-                    for ask in (tuned, plain)[: 1 + beside]
-                ]
-                yield Answers(good, *both)
-            if progress:
-                progress("looking at pictures", min(begin + BATCH, total), total)
+        plain, indices = self.model.zero_shot_logits, np.arange(len(pictures.items))
+        asked = (plain if zero_shot else self.logits_of(client), *((plain,) if beside else ()))
+        done, tell = 0, progress or (lambda *_: None)
+        tell(WORK, done, len(indices))
+        with closing(self.encoder.chunks(pictures, indices)) as chunks:
+            for x in chunks:
+                good = [i for i in range(len(x)) if done + i not in pictures.failed]
+                if good:
+                    with torch.no_grad():
+                        yield Answers(indices[done:][good], *(ask(x[good]).cpu() for ask in asked))
+                done += len(x)
+                tell(WORK, done, len(indices))
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -230,14 +231,3 @@ class TunedModel:
             said = tuple((self.classes[c], float(row[c])) for c in best)
             made.append(Prediction(name, said, said[0][1] < fitted.unsure if fitted else None))
         return made
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Pictures at the tuner's stage, in memory."""
-
-    x: Tensor
-    fixed = True
-
-    def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:
-        return self.x[torch.from_numpy(indices)]
