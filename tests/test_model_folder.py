@@ -243,7 +243,7 @@ def remove(folder: Path) -> None:
         (spoil_field, r"model.json is damaged \(classes: "),
         (spoil_file, r"model.json is damaged \(clients.0.file: "),
         (spoil_bytes, r"is not as model.json says: it was changed or cut short"),
-        (spoil_shape, r"text.ctx is \(3, 24\), should be \(4, 24\)"),
+        (spoil_shape, r"text.ctx is \(3, 24\) in torch.float32, should be \(4, 24\)"),
         (spoil_hash, r"was tuned on one with 000000000000, and its parameters fit no other"),
         (spoil_place, r"needs its CLIP: .*/gone/clip.* say where it is by --backbone"),
         (remove, r"shared.safetensors is missing; copy the whole folder"),

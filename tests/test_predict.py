@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,6 +22,8 @@ import fedtailor
 from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.cli import progress
+from fedtailor.data import open_dataset
+from fedtailor.data.datasets.files import spelled
 from fedtailor.use.pictures import Pictures
 from world import BRIEF, SMALL
 
@@ -289,7 +294,7 @@ def test_wrong_words(words: list[str], told: str, call: Call, run: Path, photos:
         ("", "is not a folder; give a run folder"),
         ("empty", "has no model.json; give a run folder"),
         ("begun", "is not finished; go on with it: fedtailor run --resume"),
-        ("old", "has no model/: it was run by an earlier version"),
+        ("old", "has no model/: it was run before there were any"),
     ],
 )
 def test_wrong_model(make: str, told: str, call: Call, photos: list[Path], tmp_path: Path) -> None:
@@ -369,3 +374,29 @@ def test_evaluate_needs_whole_pictures(call: Call, run: Path, pictures: Path, tm
     assert "cannot read the picture photos/red_dot/00.png" in done.err
     unlabelled = call("evaluate", str(run), "photos/red_dot")
     assert unlabelled.code == 2
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page(call: Call, tmp_path: Path) -> None:
+    """Broken: a command or a line of docs/using.md does not work as written. One run, on drawn pictures."""
+    page = (Path(__file__).parent.parent / "docs/using.md").read_text()
+    drawn = open_dataset("drawn-lt")
+    for name, i in (("one", 0), ("two", 60)):
+        folder = tmp_path / "photos" / spelled(drawn.classes[int(np.asarray(drawn.test.labels)[i])])
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(drawn.test.images.read(i))
+        picture.save(folder / f"{name}.png")
+    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    for command in commands.splitlines():
+        done = call(*shlex.split(command)[1:])
+        assert done.code == 0, (command, done.err)
+        assert done.out.strip()
+    for path in list((tmp_path / "photos").rglob("*.png")):
+        path.rename(tmp_path / "photos" / path.name)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, "using", "exec"), {})
+    assert "(1, 40) 40" in printed.getvalue()

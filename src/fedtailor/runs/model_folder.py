@@ -41,8 +41,8 @@ HELD = {
     "(data.validation={part:g})",
 }
 UNCALIBRATED = (
-    "not calibrated: no training pictures were kept out. Probabilities are as training left them, mostly too sure. "
-    "For a calibrated model: calibrate=0.1"
+    "not calibrated: no training pictures were kept out (calibrate=0.1 would), so that probabilities are as training "
+    "left them"
 )
 BY_CLIENTS = "not calibrated: clients were in other processes, and so were all pictures that were kept out of training"
 

@@ -186,7 +186,8 @@ class TunedModel:
                 good = [i for i in range(len(x)) if done + i not in pictures.failed]
                 if good:
                     with torch.no_grad():
-                        yield Answers(indices[done:][good], *(ask(x[good]).cpu() for ask in asked))
+                        answers = Answers(indices[done:][good], *(ask(x[good]).cpu() for ask in asked))
+                    yield answers
                 done += len(x)
                 tell(WORK, done, len(indices))
 

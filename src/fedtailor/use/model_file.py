@@ -95,8 +95,8 @@ def model_folder(path: Path) -> Path:
         raise UserError(f"{path} is not a folder; give a run folder or its {FOLDER}/ folder, or a copy of that")
     if (path / "result.json").is_file():
         raise UserError(
-            f"{path} has no {FOLDER}/: it was run by an earlier version, or its clients share nothing and keep what "
-            "is theirs elsewhere"
+            f"{path} has no {FOLDER}/: it was run before there were any (fedtailor run --resume {path} adds one), "
+            "or its clients share nothing and keep what is theirs elsewhere"
         )
     if (path / "run.toml").is_file():
         raise UserError(f"{path} is not finished; go on with it: fedtailor run --resume {path}")
@@ -136,9 +136,9 @@ def check_shapes(folder: Path, params: Params, first: Params) -> None:
     problems += [f"{name} is unknown" for name in params if name not in first]
     pairs = [(name, params[name], first[name]) for name in first if name in params]
     problems += [
-        f"{name} is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
+        f"{name} is {tuple(got.shape)} in {got.dtype}, should be {tuple(wanted.shape)} in {wanted.dtype}"
         for name, got, wanted in pairs
-        if got.shape != wanted.shape
+        if (got.shape, got.dtype) != (wanted.shape, wanted.dtype)
     ]
     problems += [f"{name} is not finite" for name, got, _ in pairs if not torch.isfinite(got).all()]
     if problems:
