@@ -91,6 +91,8 @@ def test_a_stranger(start: Start, first: Seen) -> None:
     [
         "",
         "run",
+        "predict",
+        "evaluate",
         "compare",
         "reproduce",
         "plot",
@@ -156,6 +158,14 @@ def test_a_run(start: Start, small: dict[str, Any]) -> None:
     """Neither torch's compiler, which takes as long to load as torch, nor what only some methods or plots need."""
     words = [f"{key}={value}" for key, value in {**small, "rounds": 1}.items()]
     assert start("run", "promptfl", *words)[:2] == (0, {"torch", "PIL"})
+
+
+def test_a_model_in_use(start: Start, small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:
+    """Broken: to look at a picture loads what only training, other methods or plots need."""
+    words = [f"{key}={value}" for key, value in {**small, "rounds": 1, "calibrate": 0.2}.items()]
+    assert start("run", "promptfl", *words, "--out", tmp_path / "run")[:2] == (0, {"torch", "PIL"})
+    for verb in ("predict", "evaluate"):
+        assert start(verb, tmp_path / "run", pictures)[:2] == (0, {"torch", "PIL"})
 
 
 def test_import() -> None:

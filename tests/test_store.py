@@ -54,7 +54,7 @@ def test_what_is_in_it(finished: Path, small: dict[str, Any]) -> None:
     """The files that runs/folder.py names, no half-written one, and no client state outside of state/."""
     assert {p.name for p in finished.iterdir()} - {".lock"} == {
         "run.toml", "rounds.jsonl", "clients.jsonl", "states.jsonl", "checkpoint.json", "state", "result.json",
-        "data.json",
+        "data.json", "model",
         "predictions.safetensors",
     }  # fmt: skip
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]

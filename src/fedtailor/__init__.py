@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .runs.execute import resume, run
     from .runs.result import Result
     from .settings.run import Run, make_run
+    from .use.load import load
+    from .use.model import Prediction, TunedModel
 
 # OpenMP's threads spin while they wait, unless told otherwise before torch loads them: beside another busy process, a
 # step then takes ten times its CPU time. Whoever sets the variable knows better.
@@ -41,11 +43,14 @@ HOMES = {
     **dict.fromkeys(("resume", "run"), "runs.execute"),
     **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
     "Result": "runs.result",
+    "load": "use.load",
+    **dict.fromkeys(("Prediction", "TunedModel"), "use.model"),
 }
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Me", "Method", "Params", "Reply",
-    "Result", "Run", "Scope", "Server", "UserError", "__version__", "compare", "make_run", "resume", "run",
+    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Me", "Method", "Params",
+    "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "UserError", "__version__", "compare",
+    "load", "make_run", "resume", "run",
 ]  # fmt: skip
 
 

@@ -10,9 +10,11 @@ from ..base.errors import UserError
 from ..base.version import __version__
 from .compare import compare
 from .data import data_app
+from .evaluate import evaluate
 from .flower import flower_app
 from .look import doctor, list_, show
 from .plot import plot
+from .predict import predict
 from .reproduce import reproduce
 from .run import run
 
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, compare, reproduce, plot, show, doctor):
+for verb in (run, predict, evaluate, compare, reproduce, plot, show, doctor):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

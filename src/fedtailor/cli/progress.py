@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Timer
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -81,3 +82,20 @@ class Comparing(Progress, ComparisonCallback):
             self.bars.remove_task(self.tasks.pop("rounds"))
         self.on_progress("runs", done, total)
         self.bars.update(self.tasks["runs"], note=escape(f"{title}, seed {seed}"))
+
+
+class Late(Progress):
+    """Bars that show only once the work has taken a while: most pictures are looked at before anybody asks."""
+
+    AFTER = 2.0  # seconds
+
+    def __enter__(self) -> Self:
+        self.timer = Timer(self.AFTER, self.bars.start)
+        self.timer.daemon = True
+        self.timer.start()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.timer.cancel()
+        self.timer.join()  # so that none shows after the end
+        super().__exit__(*what)

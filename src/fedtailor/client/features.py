@@ -13,7 +13,7 @@ from ..base.progress import ProgressFn
 from ..clip.encoder import Encoder
 from ..clip.feature_cache import activations
 from ..core.model import PRECISIONS, Model
-from ..data.dataset import Images, Indices
+from ..data.dataset import Images, Indices, Readable
 from ..data.preprocess import Preprocess
 
 
@@ -45,7 +45,7 @@ class LiveFeatures:
     """For transforms that augment, where every view is new, and for splits that the cache has no room for."""
 
     encoder: Encoder
-    images: Images
+    images: Readable
 
     @property
     def fixed(self) -> bool:

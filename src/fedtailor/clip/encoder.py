@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..base.errors import UserError
 from ..base.workers import in_order
-from ..data.dataset import Images, Indices
+from ..data.dataset import Images, Indices, Readable
 from ..data.preprocess import Preprocess
 from .block import Rng
 from .model import Clip
@@ -44,7 +44,7 @@ class Encoder:
         parts = [FORMAT, self.digest, images.fingerprint, repr(self.transform), self.stage, str(self.precision)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def chunks(self, images: Images, indices: Some, rng: Rng = None) -> Generator[Tensor]:
+    def chunks(self, images: Readable, indices: Some, rng: Rng = None) -> Generator[Tensor]:
         """Chunk after chunk, on the CPU; the next few are read and encoded meanwhile, each by one thread.
 
         A picture comes out the same, to the bit, whichever others are beside it and however many threads there are:

@@ -30,6 +30,7 @@ class Method(Options):
     reads: ClassVar[str] = "features"  # "patches": looks at every patch's token, not only at the picture's
     made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server computes rather than averages
     lent: ClassVar[str] = ""  # caption of a shared model that is tested with the mean of what clients keep; empty: none
+    class_rows: ClassVar[tuple[str, ...]] = ()  # as Tuner.class_rows, of what the method adds to the tuner's parameters
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: LocalTraining = LocalTraining()  # epochs, batch, lr …

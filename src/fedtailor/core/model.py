@@ -61,6 +61,10 @@ class Tuner(BaseModel, ABC):
         """The learned rows that it puts into the class sentences."""
         return Context()
 
+    def class_rows(self) -> tuple[str, ...]:
+        """Patterns of parameters with a row for each class, whose first values serve a class that is added later."""
+        return ()
+
     @abstractmethod
     def init(self, model: Model, rng: torch.Generator) -> Params: ...
 

@@ -21,11 +21,14 @@ Rng = np.random.Generator | np.random.RandomState  # the legacy one replays publ
 NO_PICTURE = "no picture at {}; put it there or take it out of the list"
 
 
-class Images(Protocol):
+class Readable(Protocol):
+    def read(self, index: int) -> Pixels: ...  # (H, W, 3) RGB
+
+
+class Images(Readable, Protocol):
     """Random access to pictures."""
 
     def __len__(self) -> int: ...
-    def read(self, index: int) -> Pixels: ...  # (H, W, 3) RGB
     def subset(self, indices: Indices) -> Images: ...
     @property
     def fingerprint(self) -> str: ...  # changes when the pictures or their order change; part of the cache key
@@ -68,19 +71,7 @@ class FileImages:
         return len(self.paths)
 
     def read(self, index: int) -> Pixels:
-        path = self.root / self.paths[index]
-        try:
-            with Image.open(path) as picture:
-                if picture.mode.startswith(("I", "F")):
-                    # Which value is black and which is white is for the user to say.
-                    raise UserError(f"{path} has more than 8 bits per value (mode {picture.mode}); save it with 8")
-                # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
-                return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
-        except FileNotFoundError as error:
-            raise UserError(NO_PICTURE.format(path)) from error
-        # Pillow's decoders report a damaged file with any of these.
-        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-            raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
+        return read_picture(self.root / self.paths[index])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -96,6 +87,25 @@ class FileImages:
 
     def subset(self, indices: Indices) -> FileImages:
         return FileImages(self.root, tuple(self.paths[int(index)] for index in indices))
+
+
+def read_picture(path: Path) -> Pixels:
+    try:
+        with Image.open(path) as picture:
+            return pixels_of(picture, path)
+    except FileNotFoundError as error:
+        raise UserError(NO_PICTURE.format(path)) from error
+    # Pillow's decoders report a damaged file with any of these.
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
+
+
+def pixels_of(picture: Image.Image, name: object) -> Pixels:
+    if picture.mode.startswith(("I", "F")):
+        # Which value is black and which is white is for the user to say.
+        raise UserError(f"{name} has more than 8 bits per value (mode {picture.mode}); save it with 8")
+    # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
+    return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +140,7 @@ class Dataset:
     test: Split
     coarse: Indices | None = None  # (C,) super-class of each class
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
+    places: tuple[str, ...] = ()  # the names of the sites, if they have some
     paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
 
     def __post_init__(self) -> None:

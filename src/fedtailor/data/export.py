@@ -30,6 +30,8 @@ def write_sites(
         raise UserError("data.server keeps training images for the server, which no site has; leave it out")
     if federation.held is not None:
         raise UserError("data.validation puts training images in the place of the test set; leave it out")
+    if federation.aside:
+        raise UserError("data.calibrate keeps training images out of training, which no site would have; leave it out")
     if empty := np.flatnonzero(federation.sizes == 0).tolist():
         fewer = f"fewer clients than {federation.clients}, or another partition"
         raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")

@@ -17,6 +17,7 @@ class Federation:
     shares: Shares
     server: Split | None = None  # what the server keeps to validate on; the rest is dealt out
     held: Indices | None = None  # the training pictures that stand in for the test set, if any do
+    aside: tuple[Indices, ...] = ()  # each client's training pictures that nothing is trained on: to calibrate by
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -80,7 +81,17 @@ def federate(
     return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)
 
 
-def hold_out(federation: Federation, part: float, seed: int) -> Federation:
+def set_aside(federation: Federation, part: float, seed: int) -> Federation:
+    """The same clients and the same tests, with a part of the training pictures kept to calibrate by."""
+    apart = hold_out(federation, part, seed, "calibrate")
+    assert apart.held is not None
+    shares = tuple(
+        Share(theirs.train, share.test) for theirs, share in zip(apart.shares, federation.shares, strict=True)
+    )
+    return replace(federation, shares=shares, aside=tuple(apart.held[theirs.test] for theirs in apart.shares))
+
+
+def hold_out(federation: Federation, part: float, seed: int, purpose: str = "validation") -> Federation:
     """The same clients, tested on a part of their training pictures instead of the test set.
 
     Class by class over all clients: `part` of its pictures, at least one, never all; a class of one picture stays in
@@ -88,8 +99,8 @@ def hold_out(federation: Federation, part: float, seed: int) -> Federation:
     """
     dataset, labels = federation.dataset, federation.dataset.train.labels
     if labels is None:
-        raise UserError(f"data.validation={part}: {dataset.name} has no training labels to validate with")
-    rng = numpy_generator(seed, "validation")
+        raise UserError(f"data.{purpose}={part}: {dataset.name} has no training labels to validate with")
+    rng = numpy_generator(seed, purpose)
     owner = np.full(len(labels), -1)
     for k, share in enumerate(federation.shares):
         owner[share.train] = k
@@ -105,5 +116,5 @@ def hold_out(federation: Federation, part: float, seed: int) -> Federation:
         for k, share in enumerate(federation.shares)
     )
     if not len(held) or any(len(share.test) and not len(share.train) for share in shares):
-        raise UserError(f"data.validation={part} of {len(labels)} training images leaves nothing on one side")
+        raise UserError(f"data.{purpose}={part} of {len(labels)} training images leaves nothing on one side")
     return replace(federation, dataset=replace(dataset, test=dataset.train.subset(held)), shares=shares, held=held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,6 +38,12 @@ class Groups:
     def of_unlabelled(cls, classes: int) -> Groups:
         none = np.empty(0, np.int64)
         return cls(none, none, none, np.arange(classes))
+
+    @classmethod
+    def of_known(cls, known: Mapping[str, Sequence[int]], classes: int) -> Groups:
+        """From head, mid and tail by name; all other classes are unknown."""
+        groups = {name: np.array(known[name], np.int64) for name in ("head", "mid", "tail")}
+        return cls(**groups, unknown=np.setdiff1d(np.arange(classes), np.concatenate([*groups.values()])))
 
     @property
     def classes(self) -> int:

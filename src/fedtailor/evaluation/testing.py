@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
@@ -45,14 +45,11 @@ class EvalSet:
     groups: Groups
     plain: FeatureStore | None = None  # CLIP's own features, where `features` are of an earlier stage
 
-    @torch.no_grad()
     def predict(self, logits: Logits, indices: Indices, features: FeatureStore | None = None) -> Indices:
         if len(indices) == 0:
             return indices
-        source = features or self.features
-        step = max(1, CHUNK_BYTES // (4 * source.fetch(indices[:1]).numel()))
-        chunks = (source.fetch(indices[i : i + step]) for i in range(0, len(indices), step))
-        return np.concatenate([logits(x).argmax(dim=1).cpu().numpy() for x in chunks])
+        chunks = in_chunks(logits, features or self.features, indices)
+        return np.concatenate([chunk.argmax(dim=1).cpu().numpy() for chunk in chunks])
 
     def pieces(self, logits: Logits, indices: Indices) -> list[Ask]:
         """The same prediction, in parts that several can make."""
@@ -85,6 +82,14 @@ class EvalSet:
         plain = self.plain and FeatureSubset(self.plain, mine)
         own = FeatureSubset(self.features, mine)
         return EvalSet(own, self.labels[mine], (np.arange(len(mine)),), self.groups, plain)
+
+
+@torch.no_grad()
+def in_chunks(logits: Logits, source: FeatureStore, indices: Indices) -> Iterator[Tensor]:
+    """(B, C) chunk after chunk."""
+    step = max(1, CHUNK_BYTES // (4 * source.fetch(indices[:1]).numel()))
+    for i in range(0, len(indices), step):
+        yield logits(source.fetch(indices[i : i + step]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +138,23 @@ def ask_shared(
 ) -> Indices:
     """Of nothing where clients share nothing, or where the method has a model of all only with what they would have to
     lend, and they can't."""
-    none = tests.everything[:0]
-    if (job.method.trains and not server.params) or (job.method.lent and not lent):
+    none, logits = tests.everything[:0], shared_logits(job, server, lent)
+    if logits is None:
         return none
-    theta = on_device(job, theta_of(job, server.params, ClientState(local=lent or {})))
+    return np.concatenate([none, *workers(tests.pieces(logits, tests.everything))])
+
+
+def shared_logits(job: Job, server: Server, lent: Params | None = None) -> Logits | None:
+    """The server's model, if there is one."""
+    if (job.method.trains and not server.params) or (job.method.lent and not lent):
+        return None
+    theta = on_device(job, shared_theta(job, server, lent))
     model = job.model.remembering()
-    found = workers(tests.pieces(lambda x: job.method.predict_shared(model, theta, x), tests.everything))
-    return np.concatenate([none, *found])
+    return lambda x: job.method.predict_shared(model, theta, x)
+
+
+def shared_theta(job: Job, server: Server, lent: Params | None = None) -> Params:
+    return theta_of(job, server.params, ClientState(local=lent or {}))
 
 
 def mean_local(clients: Mapping[int, ClientState], sizes: Mapping[int, int]) -> Params:

@@ -26,6 +26,10 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
     if run.data.validation:
         raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
+    if run.data.calibrate:
+        raise UserError(
+            f"data.calibrate={run.data.calibrate}: in a deployment the server sees no pictures of the sites"
+        )
     dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
@@ -52,9 +56,8 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
             f"the CLIP {run.backbone.name} here has the hash {checkpoint.digest[:12]}, the server's has "
             f"{invitation.weights[:12]}; give this client the same weights with --backbone"
         )
-    known = {name: np.array(invitation.groups[name], np.int64) for name in ("head", "mid", "tail")}
-    rest = np.setdiff1d(np.arange(len(invitation.classes)), np.concatenate([*known.values()]))
-    made = assemble(run, in_one_place(dataset), Groups(**known, unknown=rest), checkpoint, alone=False)
+    groups = Groups.of_known(invitation.groups, len(invitation.classes))
+    made = assemble(run, in_one_place(dataset), groups, checkpoint, alone=False)
     return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
 
 

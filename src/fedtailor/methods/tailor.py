@@ -23,6 +23,7 @@ PRIOR = "own.log_prior"
 
 class Tailor(Method):
     share = {PRIOR: LOCAL, "*": GLOBAL}
+    class_rows = (PRIOR,)  # 0: as frequent as a client's classes are on average
 
     tau: float = Field(0.7, ge=0, allow_inf_nan=False, title="τ", description="weight of ln π_k in prediction")
     rho: float = Field(1.0, ge=0, allow_inf_nan=False, title="ρ", description="weight of ln π_k in training; 0: FedAvg")

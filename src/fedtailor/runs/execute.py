@@ -12,6 +12,7 @@ from ..base.files import write_atomic
 from ..base.workers import torch_threads
 from ..evaluation.metrics import Score
 from ..evaluation.testing import zero_shot
+from ..settings.engines import ENGINES
 from ..settings.run import Run, make_run
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
@@ -19,6 +20,7 @@ from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
 from .folder import DATA, RunFolder
+from .model_folder import save_model
 from .predictions import save_predictions
 from .result import PARTS, Result, summarise
 
@@ -120,6 +122,15 @@ def train(
         engine.close()
 
 
+def keep_model(store: RunFolder, experiment: Experiment, make: MakeEngine, summary: dict[str, Any]) -> None:
+    """As the last checkpoint has it."""
+    saved = store.resume()
+    assert saved is not None  # there is one before the first round
+    here = make is make_engine and not ENGINES[experiment.run.engine].remote
+    server = experiment.job.resumed(saved[0])
+    save_model(store.folder, experiment, server, store.clients if here else None, summary)
+
+
 def execute(
     experiment: Experiment,
     store: RunFolder | None,
@@ -150,6 +161,7 @@ def execute(
         summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
         summary["notes"] = list(experiment.notes)
         if store:
+            keep_model(store, experiment, make, summary)
             write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)
     finally:

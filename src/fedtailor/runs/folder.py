@@ -8,6 +8,7 @@
     checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
     state/           safetensors: the server's state, and each client's, which stays out of everything else
     predictions.safetensors  of the last test: what each picture is, and was said to be (predictions.py)
+    model/           at the end: the tuned model, which stands alone (model_folder.py)
     result.json      at the end: what `fedtailor run --json` prints
 
 A checkpoint is new state files, then one atomic replacement of checkpoint.json. Log lines beyond the lengths that it

@@ -19,6 +19,7 @@ SHORT = {
     "epochs": "local.epochs",
     "batch": "local.batch",
     "lr": "local.lr",
+    "calibrate": "data.calibrate",
     **{group: f"{group}.name" for group in ("data", "data.partition", "tuner", "backbone", "method", *PARTS)},
 }
 SHORTER = {full: key for key, full in SHORT.items()}

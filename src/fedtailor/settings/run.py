@@ -86,6 +86,9 @@ class Data(Strict):
         lt=1,
         description="part of the clients' training pictures that stands in for the test set; to tune by",
     )
+    calibrate: float = Field(
+        0.0, ge=0, lt=1, description="part of the clients' training pictures kept out, to calibrate the tuned model by"
+    )
     draws: Literal["own", "released"] = Field(
         "own", description="released: tail and clients by the generators and the order of draws of the released codes"
     )
@@ -280,6 +283,8 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
+    if ENGINES[run.engine].remote and run.data.calibrate:
+        raise UserError(f"calibrate looks at clients' pictures, which engine={run.engine} keeps to themselves")
     if ENGINES[run.engine].remote and run.record:
         raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
 

@@ -19,9 +19,9 @@ from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
 from ..data.dataset import Dataset, Images, histogram
-from ..data.federation import Federation, federate, hold_out
+from ..data.federation import Federation, federate, hold_out, set_aside
 from ..data.groups import GROUPS, Groups
-from ..data.preprocess import preprocess
+from ..data.preprocess import Preprocess, preprocess
 from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
@@ -40,6 +40,8 @@ class Experiment:
     tests: EvalSet
     client_data: Mapping[int, ClientData]  # training samples; of the server's own under OWN, where it has some
     weights: str  # hash of the backbone
+    transform: Preprocess
+    aside: EvalSet | None = None  # held out of training, and no test pictures: to calibrate by
 
     @property
     def rounds(self) -> int:
@@ -68,6 +70,8 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     federation = federate(dataset, data.partition.value, run.clients, run.seed, held, draws)
     if data.validation:
         federation = hold_out(federation, data.validation, run.seed)
+    if data.calibrate:
+        federation = set_aside(federation, data.calibrate, run.seed)
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
@@ -133,8 +137,15 @@ def assemble(
         groups,
         plain_encoded,
     )
+    aside = tests if federation.held is not None else None  # validation pictures are as good as any that were kept out
+    if federation.aside:
+        kept = np.concatenate(federation.aside)
+        parts = np.split(np.arange(len(kept)), np.cumsum([len(part) for part in federation.aside])[:-1])
+        seen = FeatureSubset(features(dataset.train.images, training=False), kept)
+        aside = EvalSet(seen, np.asarray(dataset.train.labels)[kept], tuple(parts), groups)
+    known = checkpoint.digest, transform, aside
     if not method.trains or not len(dataset.train):
-        return Experiment(run, federation, job, tests, {}, checkpoint.digest)
+        return Experiment(run, federation, job, tests, {}, *known)
     train = features(dataset.train.images, training=True)
     asks = (method.teacher or job.labeler is not None) and train.fixed
     plain = plain_features(dataset.train.images) if asks else None
@@ -146,7 +157,7 @@ def assemble(
     if own is not None and OWN not in data:
         store = features(own.images, training=False)
         data[OWN] = ClientData(store, np.arange(len(own)), own.labels, model.classes, model.device)
-    return Experiment(run, federation, job, tests, data, checkpoint.digest)
+    return Experiment(run, federation, job, tests, data, *known)
 
 
 def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:

@@ -20,6 +20,9 @@ class ClassPrompt(Tuner):
     def context(self, model: Model) -> Context:
         return Context(own=self.length, position=self.position)
 
+    def class_rows(self) -> tuple[str, ...]:
+        return ("*class.ctx",)
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         if self.words or self.alike:
             return {"class.ctx": context_rows(model, self.length, self.words, rng).repeat(model.classes, 1, 1)}

@@ -24,6 +24,9 @@ class Join(Tuner):
     def note(self, clip: Clip) -> str:
         return " · ".join(filter(None, (part.note(clip) for part in self.parts)))
 
+    def class_rows(self) -> tuple[str, ...]:
+        return tuple(row for part in self.parts for row in part.class_rows())
+
     def context(self, model: Model) -> Context:
         contexts = [part.context(model) for part in self.parts]
         learning = [context for context in contexts if context.shared or context.own]

@@ -24,3 +24,8 @@ class BySite(Partition):
             todo = "move some to train or take the test pictures out"
             raise UserError(f"partition site: {which} have test pictures but none to train on; {todo}")
         return tuple(map(Share, train, [np.flatnonzero(test_sites == site) for site in found]))
+
+    def client_names(self, dataset: Dataset, clients: int) -> tuple[str, ...]:
+        if dataset.train.sites is None or not dataset.places:
+            return super().client_names(dataset, clients)
+        return tuple(dataset.places[site] for site in np.unique(dataset.train.sites))
