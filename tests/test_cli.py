@@ -95,6 +95,10 @@ def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
         (["promptfl", "data=folder:nowhere"], "nowhere is not a folder"),
         (["no.toml"], "error: no.toml is not a readable run.toml"),
         (["promptfl", "data.template=[bold]"], "got '[bold]'"),
+        (["promptfl", "tuner.length=80"], "this text tower holds 77; make the tuner's length 14 smaller"),
+        (["promptfl", "tuner.length=100000"], "99934 smaller, or shorten the class names"),
+        (["capt", "tuner.coupled.length=40", "tuner.class_prompt.length=40"], "80 of them learned context"),
+        (["promptfl", f"data.template={'a ' * 80}{{}}"], "shorten the class name, or the sentence around it"),
     ],
 )
 def test_mistakes(call: Call, words: list[str], tmp_path: Path, mistake: list[str], told: str) -> None:
@@ -106,6 +110,13 @@ def test_mistakes(call: Call, words: list[str], tmp_path: Path, mistake: list[st
     assert told in answer.err
     assert "Traceback" not in answer.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_context_that_just_fits(call: Call, words: list[str]) -> None:
+    """Broken: the longest context that the text tower holds is refused, or ends in a traceback."""
+    rest = [word for word in words if not word.startswith("rounds=")]
+    assert call("run", "promptfl", "tuner.length=66", "rounds=1", *rest, "--json").code == 0
+    assert call("run", "promptfl", "tuner.length=67", "rounds=1", *rest, "--json").code == 2
 
 
 def test_a_taken_folder(call: Call, words: list[str], tmp_path: Path) -> None:
