@@ -137,14 +137,14 @@ class Model:
         return {}
 
     def check_room(self) -> None:
-        """That the text tower has a position for each token of the class sentences; the tokenizer sees to plain ones."""
+        """That the text tower has a place for each token of a class sentence; the tokenizer sees to plain ones."""
         context, w, room = self.tuner.context(self), self.words, self.clip.text.context
         learned = context.shared + context.own
         needed = 2 + learned + len(context.before) + len(w.period) + max(map(len, w.names))
         if learned and needed > room:
             raise UserError(
-                f"the longest class sentence would be {needed} tokens, {learned} of them learned context, and this text "
-                f"tower holds {room}; make the tuner's length {needed - room} smaller, or shorten the class names"
+                f"the longest class sentence would be {needed} tokens, {learned} of them learned context, and this "
+                f"text tower holds {room}; make the tuner's length {needed - room} smaller, or shorten the class names"
             )
 
     def sentences(self, rows: str) -> list[list[Slot]]:
