@@ -448,7 +448,7 @@ def test_spread() -> None:
 class Deaf(ComparisonCallback):
     """Fails if anything is run."""
 
-    def on_start(self, experiment: Any, zero_shot: Any) -> None:
+    def on_start(self, experiment: Any, zero_shot: Any, done: int) -> None:
         raise AssertionError(f"{experiment.run.method.name} was run")
 
 
@@ -463,7 +463,7 @@ class Listening(ComparisonCallback):
     def on_run(self, title: str, seed: int, done: int, total: int) -> None:
         self.heard.append(f"{done}/{total} {title}, {seed}")
 
-    def on_start(self, experiment: Experiment, zero_shot: Any) -> None:
+    def on_start(self, experiment: Experiment, zero_shot: Any, done: int) -> None:
         self.begun.append(f"{experiment.run.method.name} {experiment.run.seed}")
 
     def on_round(self, record: Any, rounds: int) -> None:
@@ -794,7 +794,7 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(Comparing, "on_round", stop)
         code, _, err = call("promptfl", *words, "--out", "mine")
-    assert code != 0
+    assert code == 130
     assert "stopped; go on with: fedtailor compare --resume mine" in err
     assert call("--resume", "mine", "--json")[0] == 0
     with monkeypatch.context() as patch:

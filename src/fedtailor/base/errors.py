@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 from pydantic import ValidationError
 
 
 class UserError(Exception):
-    """Wrong input. The command line prints the message alone and ends with exit code 2."""
+    """Wrong input. The command line prints the message alone and ends with this exit code."""
+
+    code: ClassVar[int] = 2
+
+
+class Interrupted(UserError):  # noqa: N818  # as it reads
+    """By Ctrl-C."""
+
+    code = 130
 
 
 class Diverged(UserError):  # noqa: N818  # as it reads

@@ -45,6 +45,6 @@ def main() -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
         console.print(str(error), markup=False)
-        raise SystemExit(2) from None
+        raise SystemExit(error.code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

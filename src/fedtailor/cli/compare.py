@@ -11,6 +11,7 @@ from rich.console import Console
 from ..base.errors import UserError, unknown
 from .arguments import Json, Quiet, data_word, new_folder
 from .output import emit, waiting
+from .stopping import command, resumable
 
 FORMATS = {"table": "", "markdown": "md", "csv": "csv", "latex": "tex", "json": "json"}  # and how its file ends
 
@@ -73,13 +74,13 @@ def compare(
         plan = comparison_plan.from_words(rows, settings, seeds, over or [], tune or [], chosen)
         folder = out or new_folder(f"compare-{data_word(plan.first.rows[0].run)}")
         shown = {"sort": "overall", **shown} if all_ else shown
-    with Comparing(enabled=not quiet) as progress:
-        try:
-            made = comparison.compare(plan, out=folder, callback=progress, jobs=jobs, **shown)
-        except KeyboardInterrupt:
-            begun = (folder / comparison_spec.NOTE).is_file()
-            hint = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
-            raise UserError(f"stopped; {hint}") from None
+
+    def how() -> str:
+        begun = (folder / comparison_spec.NOTE).is_file()
+        return f"go on with: {command('compare', '--resume', folder)}" if begun else "no run was begun"
+
+    with resumable(how), Comparing(enabled=not quiet) as progress:
+        made = comparison.compare(plan, out=folder, callback=progress, jobs=jobs, **shown)
     output(made.summary, form, bool(shown.get("against")), folder)
 
 

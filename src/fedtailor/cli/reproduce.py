@@ -9,6 +9,7 @@ from rich.console import Console
 from ..base.errors import UserError
 from .arguments import Json, Quiet
 from .output import emit, waiting
+from .stopping import resumable
 
 
 def reproduce(
@@ -58,19 +59,16 @@ def reproduce(
         raise UserError("at scale paper the rates are the print's; --tune is for --scale lab")
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
     console = Console()
-    with Comparing(enabled=not quiet) as progress:
-        try:
-            foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
-            if not dry_run:
-                if not quiet and not foreseen["lacking"]:
-                    Console(stderr=True).print(forecast(foreseen), highlight=False)
-                if grid:
-                    tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
-                    own = {line: it.chosen for line, it in tuned.items()}
-                    plan = make_plan(recipe, scale, cells or (), parse(changes), own)
-                result = reproduction.reproduce(plan, chosen, out, jobs, progress, tuned)
-        except KeyboardInterrupt:
-            raise UserError("stopped; the same command goes on") from None
+    with resumable(lambda: "the same command goes on"), Comparing(enabled=not quiet) as progress:
+        foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
+        if not dry_run:
+            if not quiet and not foreseen["lacking"]:
+                Console(stderr=True).print(forecast(foreseen), highlight=False)
+            if grid:
+                tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
+                own = {line: it.chosen for line, it in tuned.items()}
+                plan = make_plan(recipe, scale, cells or (), parse(changes), own)
+            result = reproduction.reproduce(plan, chosen, out, jobs, progress, tuned)
     if as_json:
         emit(foreseen if dry_run else result)
         return

@@ -136,7 +136,7 @@ def execute(
             write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, scores)) + "\n").encode())
         if store and not experiment.rounds:
             save_predictions(store.folder, experiment.tests, untuned)
-        callback.on_start(experiment, whole)
+        callback.on_start(experiment, whole, store.done() if store and resuming else 0)
         rows: list[dict[str, Any]] = []
         for record in train(experiment, store, resuming, make):
             rows.append(record.row())

@@ -187,6 +187,11 @@ class RunFolder:
             raise UserError(f"{path} is damaged; this run cannot be resumed")
         return data
 
+    def done(self) -> int:
+        """How many rounds the last checkpoint has behind it."""
+        path = self.folder / "checkpoint.json"
+        return int(read_note(path)["round"]) if path.is_file() else 0
+
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.folder / "rounds.jsonl")
 
@@ -198,7 +203,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_note(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_text())
-        lacking = {"run", "server", "digest", "logs"} - set(note)
+        lacking = {"run", "round", "server", "digest", "logs"} - set(note)
         if lacking or not isinstance(note, dict):
             raise ValueError("it is not a checkpoint")
     except (ValueError, TypeError) as error:
