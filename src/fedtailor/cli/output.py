@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ..base.sizes import size
+
 
 def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
     """A spinner, while torch is imported or a dataset opened."""
@@ -19,7 +21,7 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
-    from ..report.tables import pseudo_line, result_table, size
+    from ..report.tables import pseudo_line, result_table
 
     console = Console()
     console.print(result_table(s))
