@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError, unknown
 from .arguments import Json, Quiet, data_word, new_folder
-from .output import emit, waiting
+from .output import display, emit, say, waiting
 from .stopping import command, resumable
 
 FORMATS = {"table": "", "markdown": "md", "csv": "csv", "latex": "tex", "json": "json"}  # and how its file ends
@@ -93,7 +92,6 @@ def output(summary: dict[str, Any], form: str, differences: bool, folder: Path |
     elif form != "table":
         sys.stdout.write(WRITERS[FORMATS[form]](summary))
     else:
-        console = Console()
-        console.print(comparison_table(summary, differences))
+        display(comparison_table(summary, differences))
         if folder:
-            console.print(str(folder / "table.md"), style="bold", markup=False, highlight=False)
+            say(str(folder / "table.md"), "bold")

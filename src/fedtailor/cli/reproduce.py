@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError
 from .arguments import Json, Quiet
-from .output import emit, waiting
+from .output import display, emit, say, waiting
 from .stopping import resumable
 
 
@@ -40,13 +39,13 @@ def reproduce(
     if not name:
         from ..report.reproduction import list_table
 
-        emit(catalogue()) if as_json else Console().print(list_table(catalogue()))
+        emit(catalogue()) if as_json else display(list_table(catalogue()))
         return
     if "=" in name:
         raise UserError(f"{name!r}: the first word names a table, such as capt/table1; fedtailor reproduce lists them")
     recipe = read(name)
     with waiting("starting", quiet):
-        from ..report.reproduction import forecast, plan_table, reproduction_table
+        from ..report.reproduction import forecast, plan_lines, reproduction_table
         from ..runs import reproduction
         from ..runs.comparison_plan import read_values
         from ..runs.comparison_spec import read_seeds
@@ -58,12 +57,11 @@ def reproduce(
     if grid and scale == "paper":
         raise UserError("at scale paper the rates are the print's; --tune is for --scale lab")
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
-    console = Console()
     with resumable(lambda: "the same command goes on"), Comparing(enabled=not quiet) as progress:
         foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
         if not dry_run:
             if not quiet and not foreseen["lacking"]:
-                Console(stderr=True).print(forecast(foreseen), highlight=False)
+                say(forecast(foreseen), stderr=True)
             if grid:
                 tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
                 own = {line: it.chosen for line, it in tuned.items()}
@@ -73,9 +71,10 @@ def reproduce(
         emit(foreseen if dry_run else result)
         return
     if dry_run:
-        console.print(plan_table(foreseen))
+        for line in plan_lines(foreseen):
+            say(*line)
         return
-    console.print(reproduction_table(result))
+    display(reproduction_table(result))
     for command in result["plot"]:
-        console.print(f"to draw it: {command}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{result['folder']}/table.md", style="bold", markup=False, highlight=False)
+        say(f"to draw it: {command}")
+    say(f"{result['folder']}/table.md", "bold")

@@ -33,7 +33,7 @@ class ComparedRow:
 
     @property
     def title(self) -> str:
-        return " ".join([self.method, *pairs(self.own)])
+        return label(self.method, self.own)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -67,7 +67,9 @@ class ComparisonSpec:
     @property
     def same(self) -> dict[str, Any]:
         """What is equal in all rows, by short keys."""
-        return {short_key(key): hide_folders(value) for key, value in self.rows[-1].common.items() if value != ""}
+        same = {key: value for key, value in self.rows[-1].common.items() if value != ""}
+        given = {key: value for key, value in self.settings.items() if key in same and isinstance(value, str)}  # a path
+        return short_keys({**same, **given})
 
     @property
     def command(self) -> str:
@@ -87,8 +89,12 @@ class ComparisonSpec:
 
 def pairs(settings: Mapping[str, Any]) -> list[str]:
     """`key=value` as on the command line, with short keys."""
-    texts = {key: hide_folders(value) for key, value in settings.items()}
-    return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in texts.items()]
+    return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items()]
+
+
+def label(name: str, settings: Mapping[str, Any]) -> str:
+    """To call something by: of a path, with its `folder:` or `csv:`, only the last name."""
+    return " ".join(filter(None, [name, *pairs({key: last_name(value) for key, value in settings.items()})]))
 
 
 def folder_names(titles: Sequence[str]) -> list[str]:
@@ -107,8 +113,7 @@ def short_key(key: str) -> str:
     return SHORTER.get(key, key).replace("data.partition.", "data.")
 
 
-def hide_folders(value: Any) -> Any:
-    """Only the last name of an absolute path, with its `folder:` or `csv:`: tables may be shown to anyone."""
+def last_name(value: Any) -> Any:
     form, colon, path = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     return f"{form}{colon}{Path(path).name}" if Path(path).is_absolute() else value
 
@@ -191,7 +196,7 @@ def make_row(name: str, own: dict[str, Any], settings: Mapping[str, Any]) -> Com
         if name not in METHODS:
             raise
         hint = "; a key for some rows only stands with them, METHOD:key=value" if "unknown key" in str(error) else ""
-        raise UserError(f"{' '.join([name, *pairs(own)])}: {error}{hint}") from error
+        raise UserError(f"{label(name, own)}: {error}{hint}") from error
 
 
 def check_equal(rows: Sequence[ComparedRow]) -> None:
