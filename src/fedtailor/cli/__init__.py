@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ..base.errors import UserError
 from ..base.version import __version__
+from .arguments import ANY_OPTION
 from .compare import compare
 from .data import data_app
 from .flower import flower_app
@@ -25,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (run, compare, reproduce, plot, show, doctor):
-    app.command()(verb)
+    app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..base.errors import UserError, unknown
-from .arguments import Json, Quiet, data_word, new_folder
+from .arguments import Json, Quiet, data_word, new_folder, no_options
 from .output import display, emit, say, waiting
 from .stopping import command, resumable
 
@@ -17,7 +17,10 @@ FORMATS = {"table": "", "markdown": "md", "csv": "csv", "latex": "tex", "json": 
 
 def compare(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD[:KEY=VALUE,...]... [KEY=VALUE]...", help="rows, then settings")
+        list[str] | None,
+        typer.Argument(
+            metavar="METHOD[:KEY=VALUE,...]... [KEY=VALUE]...", help="rows, then settings", callback=no_options
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="how many (3: 0, 1, 2) or which (5,7); default: 1")] = None,
     number: Annotated[str | None, typer.Option(metavar="last|last10|best", help="of each run; default: last")] = None,

@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UserError
-from .arguments import Json, run_of
+from .arguments import ANY_OPTION, Json, no_options, run_of
 from .output import display, emit, say, waiting
 
 data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
 
 
-@data_app.command("show")
+@data_app.command("show", context_settings=ANY_OPTION)
 def data_show(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", callback=no_options)] = None,
     png: Annotated[Path | None, typer.Option(help="also draw the heatmap into this PNG file")] = None,
     seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
     as_json: Json = False,
@@ -83,10 +83,10 @@ def data_check(
         raise typer.Exit(1)
 
 
-@data_app.command("split")
+@data_app.command("split", context_settings=ANY_OPTION)
 def data_split(
     out: Annotated[Path, typer.Option(metavar="DIR", help="a new folder for the sites' folders")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", callback=no_options)] = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="training images in one heap, no labels")] = False,
     seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
     as_json: Json = False,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet, Words, run_of
+from .arguments import ANY_OPTION, Json, Quiet, Words, run_of
 from .output import display, emit, print_result, say, waiting
 from .stopping import command
 
@@ -88,7 +88,7 @@ def client(
     run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device)
 
 
-@flower_app.command()
+@flower_app.command(context_settings=ANY_OPTION)
 def run(
     folder: Folder,
     words: Words = None,

@@ -6,14 +6,17 @@ from typing import Annotated
 import typer
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet
+from .arguments import Json, Quiet, no_options
 from .output import display, emit, say, waiting
 from .stopping import resumable
 
 
 def reproduce(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", help="such as capt/table1; none: list them")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [KEY=VALUE]...", help="such as capt/table1; none: list them", callback=no_options
+        ),
     ] = None,
     scale: Annotated[str, typer.Option(metavar="paper|lab|smoke", help="as printed, or with less")] = "paper",
     cells: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="only these, as 'cifar10-lt/capt/*'")] = None,

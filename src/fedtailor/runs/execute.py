@@ -18,7 +18,7 @@ from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
-from .folder import DATA, RunFolder
+from .folder import DATA, RESULT, RunFolder
 from .predictions import save_predictions
 from .result import PARTS, Result, summarise
 
@@ -141,16 +141,16 @@ def execute(
         for record in train(experiment, store, resuming, make):
             rows.append(record.row())
             callback.on_round(record, experiment.rounds)
-        before = 0.0
+        seconds, peak, folder = time.perf_counter() - began, peak_rss_mb(), None
         if store:
-            new, rows = len(rows), store.rounds()
-            before = sum(row["seconds"] for row in rows[: len(rows) - new])
-        seconds = before + time.perf_counter() - began
-        folder = store.folder if store else None
-        summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
+            new, rows, folder, told = len(rows), store.rounds(), store.folder, store.result() if resuming else {}
+            before = told.get("seconds", sum(row["seconds"] for row in rows[: len(rows) - new]))
+            # What is finished already is only told again: its costs are those that it had.
+            seconds, peak = (before, told["peak_rss_mb"]) if told and not new else (before + seconds, peak)
+        summary = summarise(experiment.run, scores, rows, folder, seconds, peak, engine_name(experiment))
         summary["notes"] = list(experiment.notes)
         if store:
-            write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
+            write_atomic(store.folder / RESULT, (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)
     finally:
         if store:

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
 
 DATA = "data.json"
+RESULT = "result.json"
 STATES = "states.jsonl"
 LOGS = ("rounds.jsonl", "clients.jsonl", STATES)
 
@@ -191,6 +193,13 @@ class RunFolder:
         """How many rounds the last checkpoint has behind it."""
         path = self.folder / "checkpoint.json"
         return int(read_note(path)["round"]) if path.is_file() else 0
+
+    def result(self) -> dict[str, Any]:
+        """What the run told when it was finished; nothing if it is not, or if that cannot be read."""
+        with suppress(OSError, ValueError):
+            told: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
+            return told if isinstance(told, dict) and {"seconds", "peak_rss_mb"} <= told.keys() else {}
+        return {}
 
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.folder / "rounds.jsonl")

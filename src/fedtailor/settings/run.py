@@ -122,7 +122,7 @@ class RoundPolicy(Strict):
 class Run(Strict):
     """Everything that decides a run's numbers."""
 
-    rounds: int = Field(40, ge=0, title="T", description="communication rounds")
+    rounds: int = Field(40, ge=1, title="T", description="communication rounds")
     clients: int = Field(20, ge=1, title="K")
     fraction: float = Field(0.4, gt=0, le=1, description="of the clients that take part in a round")
     seed: int = Field(0, ge=0)
@@ -224,6 +224,8 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     def chosen(group: str, none: str = "") -> Chosen[Any]:
         return Chosen(str(at(document, group).get("name", none)), make(group) if group in kinds else None)
 
+    if not entry.method.trains and document.get("rounds") == 0:
+        del document["rounds"]  # as the run.toml of such a method has it
     local = make("local")
     source = find_source(checked(str, document["data"].get("name", "drawn-lt"), "data.name"))
     data = {"imbalance": source.imbalance, **document["data"]}
@@ -276,8 +278,6 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
     template = run.data.template
     if template and ("{}" not in template or re.sub("[^{}]", "", template) != "{}"):
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
-    if entry.method.trains and run.rounds == 0:
-        raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
     if ENGINES[run.engine].remote and run.record:
