@@ -95,7 +95,7 @@ def test_an_error_names_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
         return train(self, model, me, theta)
 
     monkeypatch.setattr(type(method), "train", failing)
-    with pytest.raises(UserError, match=r"client 2, round 0: no pictures today"):
+    with pytest.raises(UserError, match=r"client 2, round 1: no pictures today"):
         method.round(experiment.job.first_server(), [0, 1, 2, 3], local.make_engine(experiment, None, None))
 
 

@@ -17,6 +17,7 @@ class Federation:
     shares: Shares
     server: Split | None = None  # what the server keeps to validate on; the rest is dealt out
     held: Indices | None = None  # the training pictures that stand in for the test set, if any do
+    names: tuple[str, ...] = ()  # of the clients, if they have some
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -77,7 +78,8 @@ def federate(
             raise UserError(f"data.server={server_part} of {len(order)} training images leaves nothing on one side")
         server, rest = (train.subset(np.sort(part)) for part in (order[:held], order[held:]))
         dataset = replace(dataset, train=rest)
-    return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)
+    shares = partition(dataset, clients, numpy_generator(seed, "partition"))
+    return Federation(dataset, shares, server, names=partition.names(dataset))
 
 
 def hold_out(federation: Federation, part: float, seed: int) -> Federation:

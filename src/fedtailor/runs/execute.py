@@ -82,6 +82,7 @@ def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[s
     return {
         "name": dataset.name,
         "classes": list(dataset.classes),
+        "clients": list(experiment.federation.names) or None,  # where they have names: client 0's first
         "template": experiment.run.data.template or dataset.template,
         "groups": {name: members.tolist() for name, members in experiment.groups.items()},
         "counts": experiment.federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)

@@ -1,9 +1,9 @@
 """The run folder. Whatever moment a run is killed at, what is in here is whole, and the run goes on from it.
 
     run.toml         all settings, resolved; runs the run again
-    data.json        class names, groups and counts, zero-shot scores: what figures need without the dataset
+    data.json        names of classes and clients, counts, zero-shot scores: what figures need without the dataset
     rounds.jsonl     a line a round: scores, bytes, seconds
-    clients.jsonl    a line a step of a client
+    clients.jsonl    a line a step of a client; rounds are counted from 1, here as in every record
     states.jsonl     a line a client's new state: its file, and the hash of that
     checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
     state/           safetensors: the server's state, and each client's, which stays out of everything else
@@ -22,7 +22,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
 
+FORMAT = 2  # of the records. 2: rounds are counted from 1 in clients.jsonl too, whose pass_name is now pass
 DATA = "data.json"
 RESULT = "result.json"
 STATES = "states.jsonl"
@@ -67,8 +67,9 @@ class RunFolder:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
         store.lock.acquire()
-        head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
-        write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
+        head = {"version": __version__, "format": FORMAT, **about}
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in head.items())
+        write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{lines}".encode())
         return store
 
     @staticmethod
@@ -92,6 +93,11 @@ class RunFolder:
                 f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
                 "its numbers would not continue exactly, so run it anew, in a new folder"
             )
+        if about.get("format") != FORMAT:
+            raise UserError(
+                f"{folder} has records in format {about.get('format', 1)}, this fedtailor writes format {FORMAT}; "
+                "they cannot stand in one folder, so run it anew, in a new one"
+            )
         store = cls(folder)
         store.lock.acquire()
         return store, read_toml(toml), about
@@ -106,7 +112,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def save_round(self, row: Mapping[str, Any], visits: Iterable[StepLog]) -> None:
-        self.append("clients.jsonl", [asdict(v) for v in visits])
+        self.append("clients.jsonl", [visit.row() for visit in visits])
         self.append("rounds.jsonl", [row])
 
     def checkpoint(self, server: Server, changed: Mapping[int, ClientState]) -> None:

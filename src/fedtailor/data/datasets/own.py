@@ -79,7 +79,8 @@ def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) ->
         places = [sites[row.site] for row in part] if filled(path, part, "site", what) else None
         return listed(path.parent, [row.path for row in part], labels, places)
 
-    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, split(train, "train"), split(test, "test"))
+    parts = split(train, "train"), split(test, "test")
+    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, *parts, site_names=tuple(sites))
 
 
 def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[TableRow]]:

@@ -37,6 +37,10 @@ class Partition(BaseModel, ABC):
     @abstractmethod
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
 
+    def names(self, dataset: Dataset) -> tuple[str, ...]:
+        """The clients' names, if they have some besides their numbers."""
+        return ()
+
     def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:
         """The very clients of the codes that deal in this way, draw by draw."""
         raise UserError(
