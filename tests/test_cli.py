@@ -75,12 +75,14 @@ def test_run_toml_with_other_settings(call: Call, words: list[str], tmp_path: Pa
     assert (summary["rounds"], summary["run_dir"]) == (1, "b")
 
 
-@pytest.mark.parametrize("extra", [["rounds=3"], ["promptfl"], ["--seed", "3"], ["--out", "there"]])
+@pytest.mark.parametrize(
+    "extra", [["rounds=3", "lr=0.1"], ["lr=0.1"], ["promptfl"], ["--seed", "3"], ["--out", "there"]]
+)
 def test_resume_takes_no_settings(call: Call, extra: list[str]) -> None:
     """A resumed run is the run it was."""
     answer = call("run", "--resume", "runs/x", *extra)
     assert (answer.code, answer.out) == (2, "")
-    assert "--resume takes all settings from the run's folder; give no others" in answer.err
+    assert "--resume takes all settings from the run's folder but rounds=N; give no others" in answer.err
 
 
 @pytest.mark.parametrize(

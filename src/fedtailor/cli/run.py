@@ -23,12 +23,14 @@ def run(
     """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
     with waiting("starting", quiet):
         from ..runs import execute
+        from ..settings.keys import parse
         from .progress import Progress
 
     if resume:
-        if words or out or seed is not None:
-            raise UserError("--resume takes all settings from the run's folder; give no others")
-        folder, go = resume, partial(execute.resume, resume)
+        given = parse(words or []) if all("=" in word for word in words or []) else {}
+        if out or seed is not None or (words and set(given) != {"rounds"}):
+            raise UserError("--resume takes all settings from the run's folder but rounds=N; give no others")
+        folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
         folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")

@@ -12,7 +12,7 @@ from ..base.files import write_atomic
 from ..base.workers import torch_threads
 from ..evaluation.metrics import Score
 from ..evaluation.testing import zero_shot
-from ..settings.run import Run, make_run
+from ..settings.run import Run, make_run, read_toml
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
@@ -50,18 +50,40 @@ def run(
         return execute(experiment, store, False, began, callback)
 
 
-def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Result:
-    """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
+def resume(folder: str | PathLike[str], *, rounds: int | None = None, callback: Callback = SILENT) -> Result:
+    """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had; or, with
+    `rounds`, to those of a run of so many."""
     began = time.perf_counter()
     store, resolved, noted = RunFolder.reopen(Path(folder))
     with torch_threads(resolved.threads):
         try:
-            experiment = build(resolved, callback.on_progress)
+            changed = resolved if rounds is None else with_rounds(store, resolved, rounds)
+            experiment = build(changed, callback.on_progress)
             check_same(folder, experiment, noted)
+            if changed != resolved:
+                store.change(changed, noted)
         except BaseException:
             store.close()
             raise
         return execute(experiment, store, True, began, callback)
+
+
+def with_rounds(store: RunFolder, run: Run, rounds: int) -> Run:
+    """The same run with another number of rounds, if what is done of it is also what is done of that one."""
+    changed = read_toml(store.folder / "run.toml", {"rounds": rounds})
+    done, method, name = store.done(), run.method.value, run.method.name
+    if changed.rounds == run.rounds:
+        return run
+    if rounds < done:
+        raise UserError(f"rounds={rounds}: {done} are done already; give more, or none to go on to {run.rounds}")
+    for last in (run.rounds, rounds):
+        if done > last - method.ending or (method.closing and done > last):
+            unlike = f"the last {method.ending}" if method.ending else f"those after round {last}"
+            raise UserError(
+                f"rounds={rounds}: of {name}'s rounds {unlike} are unlike the others, and in a run of {last} some of "
+                f"these are done ({done} rounds), so it would not be a run of {rounds}; run that anew, in a new folder"
+            )
+    return changed
 
 
 def about(experiment: Experiment) -> dict[str, str]:

@@ -67,10 +67,18 @@ class RunFolder:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
         store.lock.acquire()
-        head = {"version": __version__, "format": FORMAT, **about}
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in head.items())
-        write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{lines}".encode())
+        write_atomic(folder / "run.toml", toml_of(run, {"version": __version__, "format": FORMAT, **about}))
         return store
+
+    def change(self, run: Run, about: Mapping[str, Any]) -> None:
+        """Go on as this run. Killed at any moment, the folder holds the one or the other."""
+        (self.folder / RESULT).unlink(missing_ok=True)  # it told of the other
+        text, path = toml_of(run, about), self.folder / "checkpoint.json"
+        if path.is_file():
+            note = {**read_note(path), "next": hashlib.sha256(text).hexdigest()}
+            write_atomic(path, json.dumps(note, indent=1).encode())
+        write_atomic(self.folder / "run.toml", text)
+        self.__dict__.pop("run_hash", None)
 
     @staticmethod
     def check_free(folder: Path) -> None:
@@ -157,7 +165,7 @@ class RunFolder:
                 (self.folder / log).unlink(missing_ok=True)
             return None
         note = read_note(path)
-        if note["run"] != self.run_hash:
+        if self.run_hash not in (note["run"], note.get("next")):
             raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
         for log in LOGS:
             cut(self.folder / log, note["logs"].get(log, 0))
@@ -209,6 +217,11 @@ class RunFolder:
 
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.folder / "rounds.jsonl")
+
+
+def toml_of(run: Run, about: Mapping[str, Any]) -> bytes:
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in about.items())
+    return f"{run.to_toml()}\n[about]\n{lines}".encode()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
