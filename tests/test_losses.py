@@ -21,7 +21,8 @@ from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import Relay
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round

@@ -12,7 +12,8 @@ import fedtailor
 from conftest import Call
 from fedtailor.base.errors import UserError
 from fedtailor.methods import METHODS
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from world import BRIEF, SMALL
 
 PARAMS = {
@@ -36,12 +37,8 @@ PARAMS = {
 def content(folder: Path) -> tuple[bytes, dict[int, dict[str, dict[str, list[Any]]]]]:
     """The server's state as bytes, and the clients' as numbers."""
     server, clients = RunFolder(folder).saved()
-    kept = {
-        k: {
-            part: {n: v.tolist() for n, v in getattr(clients[k], part).items()} for part in ("local", "memory", "tuned")
-        }
-        for k in clients
-    }
+    parts = ("local", "memory", "tuned")
+    kept = {k: {p: {n: v.tolist() for n, v in getattr(clients[k], p).items()} for p in parts} for k in clients}
     return server_to_bytes(server), kept
 
 
@@ -125,7 +122,7 @@ def test_killed_in_between(small: dict[str, Any], tmp_path: Path, monkeypatch: p
     """Broken: a run that is killed while its number of rounds changes can no longer be resumed."""
     from fedtailor.runs import folder
 
-    write, folders = folder.write_atomic, [tmp_path / "0", tmp_path / "1"]
+    write, folders = folder.write_atomic, [tmp_path / str(fatal) for fatal in range(3)]
     for fatal, place in enumerate(folders):
         fedtailor.run("promptfl", small, out=place)
         count = iter(range(10))
@@ -135,12 +132,13 @@ def test_killed_in_between(small: dict[str, Any], tmp_path: Path, monkeypatch: p
                 raise KeyboardInterrupt
             write(*what)
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(folder, "write_atomic", killed)
-            fedtailor.resume(place, rounds=4)
-        assert fedtailor.resume(place).summary["rounds"] == 3
+            with pytest.raises(KeyboardInterrupt):
+                fedtailor.resume(place, rounds=4)
+        assert fedtailor.resume(place).summary["rounds"] == (3 if fatal < 2 else 4)
         assert fedtailor.resume(place, rounds=4).summary["rounds"] == 4
-    assert rows(folders[0]) == rows(folders[1])
+    assert rows(folders[0]) == rows(folders[1]) == rows(folders[2])
 
 
 def test_the_command_line(call: Call, small: dict[str, Any], tmp_path: Path) -> None:

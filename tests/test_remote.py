@@ -23,7 +23,8 @@ from fedtailor.remote import client as site_module
 from fedtailor.remote.client import INVITATION, RemoteClient
 from fedtailor.remote.engine import NOT_NEEDED, Received
 from fedtailor.remote.messages import Refusal, decode, encode
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round

@@ -19,7 +19,8 @@ from fedtailor.client.job import ClientState
 from fedtailor.client.states import ClientStates, SavedStates
 from fedtailor.core.method import Method
 from fedtailor.core.types import Me, Params, Reply, Server
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation import local
 from fedtailor.simulation.loop import run_round
 from world import world

@@ -21,7 +21,8 @@ from fedtailor.base.errors import UserError
 from fedtailor.base.files import write_atomic
 from fedtailor.client.job import ClientState
 from fedtailor.core.types import Server
-from fedtailor.runs.folder import FORMAT, LOGS, RunFolder, server_from_bytes, server_to_bytes
+from fedtailor.runs.folder import FORMAT, LOGS, RunFolder
+from fedtailor.runs.server_bytes import server_from_bytes, server_to_bytes
 
 SAME = {"seconds": 0, "peak_rss_mb": 0}  # of no interest in a comparison
 

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 from ..base.errors import UserError
 from ..base.files import FolderLock, file_hash, write_atomic
 from ..base.version import __version__
-from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
+from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.job import ClientState
 from ..client.states import SavedStates
-from ..core.types import Params, Server
+from ..core.types import Server
 from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
+from .server_bytes import server_from_bytes, server_to_bytes
 
 FORMAT = 2  # of the records. 2: rounds are counted from 1 in clients.jsonl too, whose pass_name is now pass
 DATA = "data.json"
@@ -237,24 +238,6 @@ def read_note(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
     return note
-
-
-def server_to_bytes(server: Server) -> bytes:
-    groups: dict[str, Params] = {"params": server.params, "state": server.state}
-    for name, copies in server.clusters.items():
-        groups |= {f"cluster:{name}:{c}": dict(params) for c, params in copies.items()}
-    return to_bytes(groups, {"round": server.round, "cluster_of": {n: dict(m) for n, m in server.cluster_of.items()}})
-
-
-def server_from_bytes(data: bytes) -> Server:
-    groups, note = from_bytes(data, ("params", "state"), ("round", "cluster_of"))
-    clusters: dict[str, dict[int, Params]] = {}
-    for group, params in groups.items():
-        if group.startswith("cluster:"):
-            _, name, c = group.split(":")
-            clusters.setdefault(name, {})[int(c)] = params
-    cluster_of = {name: {int(k): c for k, c in members.items()} for name, members in note["cluster_of"].items()}
-    return Server(note["round"], groups["params"], clusters, cluster_of, groups["state"])
 
 
 def cut(log: Path, length: int) -> None:
