@@ -11,8 +11,10 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.keys import flat
 from ..base.version import __version__
+from ..core import Method
 from ..methods import METHODS
 from ..methods.recipe import RELEASED
+from ..settings.extensions import discover, name_of
 from ..settings.keys import SHORTER, full_keys, parse, parse_value
 from ..settings.run import Run, make_run
 
@@ -21,7 +23,8 @@ COMMON = {"clients", "fraction", "threads", "data", "backbone"}  # settings that
 COMMON_TRAINING = {"rounds", "every"}  # and in all rows that train
 NOTE = "compare.json"
 
-RowSpec = str | tuple[str, Mapping[str, Any]]  # "promptfl:lr=0.1", or ("promptfl", {"lr": 0.1})
+# "promptfl:lr=0.1", or ("promptfl", {"lr": 0.1}); a method's class may stand for its name
+RowSpec = str | type[Method] | tuple[str | type[Method], Mapping[str, Any]]
 Seeds = int | str | Sequence[int]
 
 
@@ -164,8 +167,10 @@ def read_seeds(given: Seeds) -> tuple[int, ...]:
 
 def parse_row(spec: RowSpec) -> tuple[str, dict[str, Any]]:
     """A method and its own settings. A comma separates settings only if a key follows it: a list may have commas."""
-    if not isinstance(spec, str):
-        name, own = spec[0], full_keys(spec[1])
+    if isinstance(spec, type):
+        name, own = name_of(spec), {}
+    elif not isinstance(spec, str):
+        name, own = name_of(spec[0]) if isinstance(spec[0], type) else spec[0], full_keys(spec[1])
     else:
         name, colon, text = spec.partition(":")
         try:
@@ -179,6 +184,7 @@ def parse_row(spec: RowSpec) -> tuple[str, dict[str, Any]]:
 
 def every_method() -> list[str]:
     """All methods but for those as released; of two names for the same, the one that a paper gave it."""
+    discover()
     published = {name: e for name, e in METHODS.items() if e.family != RELEASED}
     return list({(e.method, e.tuner, str(e.settings)): name for name, e in published.items()}.values())
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
+from ..core import Method
 from ..evaluation.metrics import Score
 from ..evaluation.testing import zero_shot
 from ..settings.run import Run, make_run, read_toml
@@ -26,7 +27,7 @@ SILENT = Callback()
 
 
 def run(
-    method: str | Run | None = None,
+    method: str | type[Method] | Run | None = None,
     settings: Mapping[str, Any] | None = None,
     /,
     *,
@@ -34,7 +35,8 @@ def run(
     callback: Callback = SILENT,
     **more: Any,
 ) -> Result:
-    """Run a method. Settings are the command line's keys: short ones as keywords, dotted ones in a dict before them.
+    """Run a method, by its name or its class. Settings are the command line's keys: short ones as keywords, dotted ones
+    in a dict before them.
 
     run("fedprox", {"data.alpha": 0.5, "method.mu": 0.1}, rounds=20, tuner="lora", out="runs/mine")
     """

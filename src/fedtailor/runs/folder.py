@@ -33,6 +33,7 @@ from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.job import ClientState
 from ..client.states import SavedStates
 from ..core.types import Server
+from ..settings.extensions import outside
 from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
@@ -68,7 +69,9 @@ class RunFolder:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
         store.lock.acquire()
-        write_atomic(folder / "run.toml", toml_of(run, {"version": __version__, "format": FORMAT, **about}))
+        strange = outside(run.method.name, run.tuner.name, run.labels.name)
+        head = {"version": __version__, "format": FORMAT, **({"outside": strange} if strange else {}), **about}
+        write_atomic(folder / "run.toml", toml_of(run, head))
         return store
 
     def change(self, run: Run, about: Mapping[str, Any]) -> None:
@@ -109,7 +112,11 @@ class RunFolder:
             )
         store = cls(folder)
         store.lock.acquire()
-        return store, read_toml(toml), about
+        try:
+            return store, read_toml(toml), about
+        except BaseException:
+            store.close()
+            raise
 
     def close(self) -> None:
         self.lock.release()

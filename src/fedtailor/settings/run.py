@@ -35,6 +35,7 @@ from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
 from .engines import ENGINES
+from .extensions import check_outside, discover, look_for, name_of
 from .keys import OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
 
 GIVEN = "given"  # labels as the data has them
@@ -169,9 +170,11 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
+def make_run(
+    method: str | type[Method] | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None
+) -> Run:
     """A run. `settings` are dotted keys, long or short, as the command line takes them."""
-    given = full_keys(settings or {})
+    given, method = full_keys(settings or {}), name_of(method) if isinstance(method, type) else method
     preset = given.pop("preset", preset)
     if method and given.get("method.name", method) != method:
         raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
@@ -199,7 +202,8 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
 
 
 def find_method(name: Any) -> tuple[str, Entry]:
-    if str(name) not in METHODS:
+    if not look_for("method", str(name)):
+        discover()
         raise unknown("method", str(name), METHODS, "fedtailor list methods")
     return str(name), METHODS[str(name)]
 
@@ -287,8 +291,10 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
 def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
     """The run of a run.toml, with other settings where they are given."""
     document = read_document(path)
-    if str(document.pop("about", {}).get("version", "")).startswith("0.1."):
+    about = document.pop("about", {})
+    if str(about.get("version", "")).startswith("0.1."):
         raise UserError(f"{path} is of fedtailor 0.1, some of whose keys are gone; write its settings anew")
+    check_outside(path, about.get("outside", ()))
     return make_run(settings=with_changes(document, settings or {}))
 
 
@@ -315,11 +321,15 @@ def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str
 
 def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseModel]]:
     """The class that each group of keys belongs to."""
+    for part in str(document["tuner"]["name"]).split("+"):
+        look_for("tuner", part)
     tuners = tuner_names(str(document["tuner"]["name"]))
     kinds: dict[str, type[BaseModel]] = {"": Run, "method": entry.method, "local": LocalTraining}
     kinds |= {"tuner" if len(tuners) == 1 else f"tuner.{name}": TUNERS[name] for name in tuners}
     for part, (none, known) in PARTS.items():
         chosen = str(document.get(part, {}).get("name", none))
+        if part == "labels" and chosen != none:
+            look_for("labeler", chosen)
         if chosen in known:
             kinds[part] = known[chosen]
         elif chosen != none:
