@@ -15,7 +15,8 @@ from fedtailor.remote.client import RemoteClient, StateFiles, simulated_session
 from fedtailor.remote.engine import Received, RemoteEngine
 from fedtailor.remote.messages import Message, PassRequest, decode
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import StepLog
 from fedtailor.simulation.local import LocalEngine

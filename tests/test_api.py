@@ -112,7 +112,7 @@ class Listening(Callback):
     def on_progress(self, what: str, done: int, total: int) -> None:
         self.heard.append(f"{what} {done}/{total}")
 
-    def on_start(self, experiment: Any, zero_shot: Any) -> None:
+    def on_start(self, experiment: Any, zero_shot: Any, done: int) -> None:
         self.heard.append("started")
 
     def on_round(self, record: Any, rounds: int) -> None:

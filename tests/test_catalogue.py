@@ -86,6 +86,12 @@ def test_a_page_has_symbols_bounds_and_meanings() -> None:
     assert schedule["allowed"] == "constant | cosine | step"
 
 
+def test_rounds_as_they_are_taken() -> None:
+    """Broken: the page allows a number of rounds that a run refuses."""
+    (row,) = (row for row in catalogue.method("promptfl")["settings"]["run"] if row["key"] == "rounds")
+    assert row["allowed"] == "≥ 1"
+
+
 def test_presets_are_on_the_page() -> None:
     """As they would be typed."""
     page = printed(catalogue.method_page(catalogue.method("promptfl")))

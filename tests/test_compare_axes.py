@@ -44,7 +44,7 @@ def made(settings: dict[str, Any], folder: Path) -> Comparison:
 
 
 class Deaf(ComparisonCallback):
-    def on_start(self, experiment: Any, zero_shot: Any) -> None:
+    def on_start(self, experiment: Any, zero_shot: Any, done: int) -> None:
         raise AssertionError(f"{experiment.run.method.name} was run")
 
 

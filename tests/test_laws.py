@@ -23,7 +23,8 @@ from fedtailor.core.types import LOCAL, Params, Pass, Reply, Server
 from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import Engine, make_engine
 from fedtailor.simulation.local import LocalEngine

@@ -21,7 +21,8 @@ from fedtailor.labelers import LABELERS
 from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import Relay
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
@@ -129,7 +130,7 @@ def missing(folder: Path) -> set[tuple[int, int]]:
     """Round and client, where a client of the cohort was not reached at all."""
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     visits = [json.loads(line) for line in (folder / "clients.jsonl").read_text().splitlines()]
-    return {(r["round"] - 1, k) for r in rounds for k in r["cohort"]} - {(v["round"], v["client"]) for v in visits}
+    return {(r["round"] - 1, k) for r in rounds for k in r["cohort"]} - {(v["round"] - 1, v["client"]) for v in visits}
 
 
 def same(a: Params, b: Params) -> bool:
@@ -296,6 +297,6 @@ def test_a_client_that_missed_the_labeling(
     experiment, server, clients = run(case, tmp_path / "run")
     check_learned(experiment, server, clients)
     visits = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
-    weights = {k: {v["weight"] for v in visits if v["client"] == k and v["pass_name"] == "train"} for k in range(5)}
+    weights = {k: {v["weight"] for v in visits if v["client"] == k and v["pass"] == "train"} for k in range(5)}
     assert weights[0] == {0}
     assert any(0 not in weights[k] for k in range(1, 5))

@@ -23,7 +23,8 @@ from fedtailor.remote import client as site_module
 from fedtailor.remote.client import INVITATION, RemoteClient
 from fedtailor.remote.engine import NOT_NEEDED, Received
 from fedtailor.remote.messages import Refusal, decode, encode
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -455,7 +456,7 @@ def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) 
     assert_matches(first.dropped["1"], why)
     assert second.dropped == {}
     lines = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
-    assert [(v["round"], v["client"], v["pass_name"]) for v in lines if v["dropped"]] == [(0, 1, "evaluate")]
+    assert [(v["round"], v["client"], v["pass"]) for v in lines if v["dropped"]] == [(1, 1, "evaluate")]
 
 
 def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from fedtailor.client.job import ClientState
 from fedtailor.client.states import ClientStates, SavedStates
 from fedtailor.core.method import Method
 from fedtailor.core.types import Me, Params, Reply, Server
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation import local
 from fedtailor.simulation.loop import run_round
 from world import world
@@ -95,7 +96,7 @@ def test_an_error_names_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
         return train(self, model, me, theta)
 
     monkeypatch.setattr(type(method), "train", failing)
-    with pytest.raises(UserError, match=r"client 2, round 0: no pictures today"):
+    with pytest.raises(UserError, match=r"client 2, round 1: no pictures today"):
         method.round(experiment.job.first_server(), [0, 1, 2, 3], local.make_engine(experiment, None, None))
 
 

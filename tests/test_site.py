@@ -251,7 +251,7 @@ def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClien
 @pytest.mark.parametrize(
     ("pass_", "told"),
     [
-        ("complaining", "Odd.complaining, client 3, round 5: this will not do"),
+        ("complaining", "Odd.complaining, client 3, round 6: this will not do"),
         ("failing", "ZeroDivisionError: oh"),
         ("diverged", "g is no longer finite"),
         ("nothing", "there is no pass 'nothing' here"),

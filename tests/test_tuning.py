@@ -24,7 +24,7 @@ class Watching(ComparisonCallback):
     def __init__(self) -> None:
         self.begun: list[tuple[Any, ...]] = []
 
-    def on_start(self, experiment: Experiment, zero_shot: Any) -> None:
+    def on_start(self, experiment: Experiment, zero_shot: Any, done: int) -> None:
         run = experiment.run
         self.begun.append((run.method.name, run.local.lr, run.seed, run.rounds, run.data.validation))
 

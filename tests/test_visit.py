@@ -238,7 +238,7 @@ def test_draws_have_an_address() -> None:
 )
 def test_errors_say_where(pass_: str, told: str) -> None:
     """Method, pass, client and round stand before what is wrong."""
-    with pytest.raises(UserError, match=rf"^Odd\.{pass_}, client 3, round 5: {told}"):
+    with pytest.raises(UserError, match=rf"^Odd\.{pass_}, client 3, round 6: {told}"):
         go(pass_)
 
 
@@ -246,7 +246,7 @@ def test_a_bug_in_a_pass_keeps_its_kind_and_says_where() -> None:
     """An exception that is no UserError is raised as it is, with a note."""
     with pytest.raises(ZeroDivisionError, match="oh") as caught:
         go("failing")
-    assert caught.value.__notes__ == ["in Odd.failing, client 3, round 5"]
+    assert caught.value.__notes__ == ["in Odd.failing, client 3, round 6"]
 
 
 def test_bytes_are_counted() -> None:

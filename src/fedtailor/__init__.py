@@ -17,11 +17,14 @@ from .base.version import __version__
 if TYPE_CHECKING:
     from .base.errors import UserError
     from .core.method import Method
+    from .core.model import Model, Tuner
     from .core.types import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Params, Reply, Scope, Server
+    from .labelers.base import Labeler
     from .runs.callback import Callback
     from .runs.comparison import Comparison, compare
     from .runs.execute import resume, run
     from .runs.result import Result
+    from .settings.extensions import register
     from .settings.run import Run, make_run
     from .use.load import load
     from .use.model import Prediction, TunedModel
@@ -34,10 +37,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # `fedtailor --help` nor a progress display should have to wait for it.
 HOMES = {
     "UserError": "base.errors",
-    **dict.fromkeys(
-        ("FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Params", "Reply", "Scope", "Server"),
-        "core",
-    ),
+    **dict.fromkeys(("FIXED", "GLOBAL", "LOCAL", "Batch", "Cluster", "Each", "Me", "Method", "Model"), "core"),
+    **dict.fromkeys(("Params", "Reply", "Scope", "Server", "Tuner"), "core"),
+    "Labeler": "labelers.base",
+    "register": "settings.extensions",
     **dict.fromkeys(("Run", "make_run"), "settings.run"),
     "Callback": "runs.callback",
     **dict.fromkeys(("resume", "run"), "runs.execute"),
@@ -48,9 +51,9 @@ HOMES = {
 }
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Me", "Method", "Params",
-    "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "UserError", "__version__", "compare",
-    "load", "make_run", "resume", "run",
+    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Labeler", "Me", "Method",
+    "Model", "Params", "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "Tuner", "UserError",
+    "__version__", "compare", "load", "make_run", "register", "resume", "run",
 ]  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_markers(tokenizer: Tokenizer) -> None:
 def test_longest_text(tokenizer: Tokenizer) -> None:
     """Broken: text is cut without a word, or text that just fits is refused."""
     assert len(tokenizer("cat " * 75)) == 75
-    with pytest.raises(UserError, match=r"78 tokens long; this text tower holds 77"):
+    with pytest.raises(UserError, match=r"78 tokens long, this text tower holds 77; shorten the class name"):
         tokenizer("cat " * 76)
 
 

@@ -19,7 +19,8 @@ from fedtailor.evaluation.diagnostics import DIAGNOSTICS, RoundView
 from fedtailor.evaluation.diagnostics.predictions import evenness
 from fedtailor.evaluation.metrics import METRICS, Score
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.settings.keys import parse
 from fedtailor.settings.run import make_run, read_toml
 from fedtailor.simulation.build import Experiment

@@ -14,7 +14,8 @@ from deployed import SITES, SMALL, Deployed, write_data
 import fedtailor
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.remote.client import StateFiles
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 
 pytestmark = pytest.mark.flower
 

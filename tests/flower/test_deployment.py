@@ -19,7 +19,7 @@ from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.messages import GridTransport
 from fedtailor.flower.status import collect, state_of
-from fedtailor.runs.folder import server_to_bytes
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
 from world import world

@@ -17,7 +17,8 @@ from deployed import SITES, Deployed, until, write_data
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedtailor.flower.init import add_client
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 
 pytestmark = pytest.mark.flower
 ROGUE = Path(__file__).with_name("rogue.py")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 from deployed import SITES, Deployed, until, write_data
 
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 
 
 def ip(*words: str) -> None:

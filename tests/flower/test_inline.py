@@ -17,7 +17,7 @@ from fedtailor.core.types import OWN
 from fedtailor.flower.messages import PIECE, unwrap, wrap
 from fedtailor.methods import METHODS
 from fedtailor.remote.client import StateFiles
-from fedtailor.runs.folder import server_to_bytes
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
 from world import combinations, world

@@ -15,7 +15,8 @@ from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.remote.client import StateFiles
 from fedtailor.runs.execute import train
-from fedtailor.runs.folder import RunFolder, server_to_bytes
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import build
 

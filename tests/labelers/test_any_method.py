@@ -13,7 +13,7 @@ from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.core.types import Me, Params, Reply
 from fedtailor.labelers import LABELERS
-from fedtailor.runs.folder import server_to_bytes
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment, assemble
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

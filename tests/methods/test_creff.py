@@ -25,7 +25,7 @@ from fedtailor.methods.creff import (
     mean_gradients,
     retrained,
 )
-from fedtailor.runs.folder import server_to_bytes
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

@@ -17,7 +17,7 @@ from fedtailor.client.step import client_step
 from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Params, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.fedloge import NEVER, FedLoGe
-from fedtailor.runs.folder import server_to_bytes
+from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

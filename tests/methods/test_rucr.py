@@ -17,7 +17,7 @@ from fedtailor.core.optim import optimise
 from fedtailor.core.types import Me, Params, Pass, Reply, Server
 from fedtailor.methods import METHODS, Entry
 from fedtailor.methods.rucr import RUCR, contrast, mixed, unified
-from fedtailor.runs.folder import server_from_bytes, server_to_bytes
+from fedtailor.runs.server_bytes import server_from_bytes, server_to_bytes
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine

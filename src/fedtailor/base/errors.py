@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 from pydantic import ValidationError
 
 
 class UserError(Exception):
-    """Wrong input. The command line prints the message alone and ends with exit code 2."""
+    """Wrong input. The command line prints the message alone and ends with this exit code."""
+
+    code: ClassVar[int] = 2
+
+
+class Interrupted(UserError):  # noqa: N818  # as it reads
+    """By Ctrl-C."""
+
+    code = 130
 
 
 class Diverged(UserError):  # noqa: N818  # as it reads
@@ -17,9 +26,16 @@ class Diverged(UserError):  # noqa: N818  # as it reads
 def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserError:
     """`unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)`"""
     names = sorted(known)
-    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    near = nearest(got, names)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {got!r}; {hint}" + (f" ({where})" if where else ""))
+
+
+def nearest(got: str, names: list[str]) -> list[str]:
+    """The one that is meant, if any: the same word in another group, its beginning, or something that looks like it."""
+    same = [name for name in names if "." in name and name.rsplit(".", 1)[1] == got]
+    longer = sorted((name for name in names if len(got) > 2 and name.startswith(got)), key=len)
+    return same[:1] or longer[:1] or get_close_matches(got, names, n=1, cutoff=0.5)
 
 
 def explain(error: ValidationError, where: str = "", got: bool | None = None, key: str = "") -> str:

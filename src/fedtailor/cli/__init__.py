@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ..base.errors import UserError
 from ..base.version import __version__
+from .arguments import ANY_OPTION
 from .compare import compare
 from .data import data_app
 from .evaluate import evaluate
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (run, predict, evaluate, compare, reproduce, plot, show, doctor):
-    app.command()(verb)
+    app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
@@ -47,6 +48,6 @@ def main() -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
         console.print(str(error), markup=False)
-        raise SystemExit(2) from None
+        raise SystemExit(error.code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

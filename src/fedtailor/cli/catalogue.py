@@ -6,7 +6,6 @@ depend on: another version or an edited method has another file, and is never to
 
 import hashlib
 import json
-import os
 import re
 import sys
 from contextlib import suppress
@@ -17,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..base.entry_points import files, state_of_others
 from ..base.errors import unknown
 from ..base.folders import cache_folder
 from ..base.version import __version__
@@ -73,20 +73,18 @@ def kept(folder: Path) -> Facts:
 
 
 def computed() -> str:
+    from ..settings.extensions import discover
     from . import facts
 
+    discover()
     lists = {kind: getattr(facts, kind)() for kind in KINDS}
     return json.dumps({"lists": lists, "methods": {row["name"]: facts.method(row["name"]) for row in lists["methods"]}})
 
 
 def state_of_package() -> str:
-    """A hash of versions and of every file's name, size and time: files are looked at, not read."""
-    parts = [__version__, sys.version]
-    for folder, _, names in os.walk(PACKAGE):
-        for path in (Path(folder, name) for name in names if name.endswith((".py", ".toml"))):
-            with suppress(FileNotFoundError):  # an editor is just saving it
-                stat = path.stat()
-                parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    """A hash of versions and of every file's name, size and time: files are looked at, not read. Of packages that bring
+    methods, too."""
+    parts = [__version__, sys.version, *files(PACKAGE), *state_of_others()]
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 

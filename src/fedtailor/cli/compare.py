@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError, unknown
-from .arguments import Json, Quiet, data_word, new_folder
-from .output import emit, waiting
+from .arguments import Json, Quiet, data_word, new_folder, no_options
+from .output import display, emit, say, waiting
+from .stopping import command, resumable
 
 FORMATS = {"table": "", "markdown": "md", "csv": "csv", "latex": "tex", "json": "json"}  # and how its file ends
 
 
 def compare(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD[:KEY=VALUE,...]... [KEY=VALUE]...", help="rows, then settings")
+        list[str] | None,
+        typer.Argument(
+            metavar="METHOD[:KEY=VALUE,...]... [KEY=VALUE]...", help="rows, then settings", callback=no_options
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="how many (3: 0, 1, 2) or which (5,7); default: 1")] = None,
     number: Annotated[str | None, typer.Option(metavar="last|last10|best", help="of each run; default: last")] = None,
@@ -73,13 +76,13 @@ def compare(
         plan = comparison_plan.from_words(rows, settings, seeds, over or [], tune or [], chosen)
         folder = out or new_folder(f"compare-{data_word(plan.first.rows[0].run)}")
         shown = {"sort": "overall", **shown} if all_ else shown
-    with Comparing(enabled=not quiet) as progress:
-        try:
-            made = comparison.compare(plan, out=folder, callback=progress, jobs=jobs, **shown)
-        except KeyboardInterrupt:
-            begun = (folder / comparison_spec.NOTE).is_file()
-            hint = f"go on with: fedtailor compare --resume {folder}" if begun else "no run was begun"
-            raise UserError(f"stopped; {hint}") from None
+
+    def how() -> str:
+        begun = (folder / comparison_spec.NOTE).is_file()
+        return f"go on with: {command('compare', '--resume', folder)}" if begun else "no run was begun"
+
+    with resumable(how), Comparing(enabled=not quiet) as progress:
+        made = comparison.compare(plan, out=folder, callback=progress, jobs=jobs, **shown)
     output(made.summary, form, bool(shown.get("against")), folder)
 
 
@@ -92,7 +95,6 @@ def output(summary: dict[str, Any], form: str, differences: bool, folder: Path |
     elif form != "table":
         sys.stdout.write(WRITERS[FORMATS[form]](summary))
     else:
-        console = Console()
-        console.print(comparison_table(summary, differences))
+        display(comparison_table(summary, differences))
         if folder:
-            console.print(str(folder / "table.md"), style="bold", markup=False, highlight=False)
+            say(str(folder / "table.md"), "bold")

@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UserError
-from .arguments import Json, run_of
-from .output import emit, waiting
+from .arguments import ANY_OPTION, Json, no_options, run_of
+from .output import display, emit, say, waiting
 
 data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
 
 
-@data_app.command("show")
+@data_app.command("show", context_settings=ANY_OPTION)
 def data_show(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", callback=no_options)] = None,
     png: Annotated[Path | None, typer.Option(help="also draw the heatmap into this PNG file")] = None,
     seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
     as_json: Json = False,
@@ -50,10 +50,9 @@ def data_show(
         }
         emit(facts)
         return
-    console = Console()
-    console.print(counts_table(federation, groups))
+    display(counts_table(federation, groups))
     if labelled:
-        console.print(TerminalHeatmap(federation.counts))
+        Console().print(TerminalHeatmap(federation.counts))
 
 
 def data_words(words: list[str]) -> list[str]:
@@ -79,15 +78,15 @@ def data_check(
     if as_json:
         emit({"data": name, "findings": findings, "ok": not findings})
     else:
-        Console().print("\n".join(findings) if findings else f"{name}: nothing wrong", highlight=False)
+        say("\n".join(findings) if findings else f"{name}: nothing wrong")
     if findings:
         raise typer.Exit(1)
 
 
-@data_app.command("split")
+@data_app.command("split", context_settings=ANY_OPTION)
 def data_split(
     out: Annotated[Path, typer.Option(metavar="DIR", help="a new folder for the sites' folders")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", callback=no_options)] = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="training images in one heap, no labels")] = False,
     seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
     as_json: Json = False,
@@ -104,7 +103,6 @@ def data_split(
     if as_json:
         emit(summary)
         return
-    console = Console(soft_wrap=True, highlight=False)
     train, test = sum(summary["train"]), sum(summary["test"])
-    console.print(f"{federation.clients} sites with {train} training and {test} test images, in {out}", markup=False)
-    console.print(f"try them in one process: {summary['run']}", markup=False)
+    say(f"{federation.clients} sites with {train} training and {test} test images, in {out}")
+    say(f"try them in one process: {summary['run']}")

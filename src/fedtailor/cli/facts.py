@@ -117,7 +117,13 @@ def part(name: str, nothing: str) -> list[Facts]:
 
 
 def idea_of(kind: type) -> str:
-    return first_line(inspect.getmodule(kind))
+    """Ours have a module each; others may have many in one."""
+    return first_line(inspect.getmodule(kind) if kind.__module__.startswith("fedtailor.") else kind)
+
+
+def texts_of(kind: type) -> list[str]:
+    ours, module = kind.__module__.startswith("fedtailor."), inspect.getmodule(kind)
+    return [(inspect.getdoc(module) or "") if module else "", "" if ours else inspect.getdoc(kind) or ""]
 
 
 def first_line(thing: object) -> str:
@@ -150,7 +156,7 @@ def method(name: str) -> Facts:
         **next(row for row in methods() if row["name"] == name),
         "class": f"{entry.method.__module__}.{entry.method.__name__}",
         "tuner": document["tuner"]["name"],
-        "text": "\n\n".join(inspect.getdoc(inspect.getmodule(kind)) or "" for kind in told),
+        "text": "\n\n".join(filter(None, dict.fromkeys(text for kind in told for text in texts_of(kind)))),
         "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         "settings": groups,
     }

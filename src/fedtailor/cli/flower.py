@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet, Words, run_of
-from .output import emit, print_result, waiting
+from .arguments import ANY_OPTION, Json, Quiet, Words, run_of
+from .output import display, emit, print_result, say, waiting
+from .stopping import command
 
 flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]
@@ -35,7 +36,7 @@ def init_command(
     from ..flower.init import init
 
     init(folder, clients, host, port, control)
-    Console().print(f"made {folder}; {folder / 'README.md'} says what goes where", highlight=False)
+    say(f"made {folder}; {folder / 'README.md'} says what goes where")
 
 
 @flower_app.command()
@@ -44,7 +45,7 @@ def add(folder: Folder) -> None:
     from ..flower.init import add_client
 
     number = add_client(folder)
-    Console().print(f"made {folder / 'clients' / f'client-{number}'}; restart the server to let it in", highlight=False)
+    say(f"made {folder / 'clients' / f'client-{number}'}; restart the server to let it in")
 
 
 @flower_app.command()
@@ -53,7 +54,7 @@ def renew(folder: Folder) -> None:
     from ..flower.init import renew as make_anew
 
     make_anew(folder)
-    Console().print(f"made {folder / 'server' / 'server.pem'}; restart the server to use it", highlight=False)
+    say(f"made {folder / 'server' / 'server.pem'}; restart the server to use it")
 
 
 @flower_app.command()
@@ -87,7 +88,7 @@ def client(
     run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device)
 
 
-@flower_app.command()
+@flower_app.command(context_settings=ANY_OPTION)
 def run(
     folder: Folder,
     words: Words = None,
@@ -105,7 +106,7 @@ def run(
     deployment, given = Deployment(folder), words or []
     name = deployment.resume(resume, given) if resume else deployment.submit(given, name, run_of)
     if detach:
-        Console().print(f"asked for {name}; fedtailor flower status {folder} tells how it goes", highlight=False)
+        say(f"asked for {name}; fedtailor flower status {folder} tells how it goes")
         return
     with Progress(enabled=not quiet) as progress:
         summary = follow(deployment, name, progress)
@@ -119,7 +120,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
         from ..flower.deployment import Deployment
         from ..flower.status import collect, render
     found = collect(Deployment(folder))
-    emit(found) if as_json else Console().print(render(found))
+    emit(found) if as_json else display(render(found))
 
 
 @flower_app.command()
@@ -135,4 +136,4 @@ def stop(folder: Folder, name: Annotated[str | None, typer.Argument(help="defaul
     if name not in going_on:
         raise UserError(f"{name} is not going on; these are: {', '.join(going_on) or 'none'}")
     deployment.done(name)
-    Console(highlight=False).print(f"stopped {name}; go on with: fedtailor flower run {folder} --resume {name}")
+    say(f"stopped {name}; go on with: {command('flower', 'run', folder, '--resume', name)}")

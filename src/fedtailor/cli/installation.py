@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.errors import UserError
+from ..base.sizes import size
 from ..base.version import __version__
 from ..clip.feature_cache import budget, default_folder
 from ..clip.load import load
 from ..data import DATASETS, default_root
-from ..report.tables import size
 from ..simulation.build import find_device
 
 

@@ -5,7 +5,13 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+
+from ..base.sizes import size
+
+NO_LIMIT = 100_000  # columns
 
 
 def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
@@ -14,29 +20,55 @@ def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
     return console.status(what) if console.is_terminal and not quiet else nullcontext()
 
 
+def say(text: str, style: str = "", stderr: bool = False) -> None:
+    """A line as it is, however long: what is in it may be copied."""
+    Console(stderr=stderr).print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+def display(what: RenderableType) -> None:
+    """Tables and pages. Sentences are wrapped; words, which may be keys or paths, stay whole, and are folded only on a
+    terminal that is too narrow for them. Nothing is cut."""
+    console = Console()
+    keep_words(what, True)
+    least = Measurement.get(console, console.options.update(max_width=NO_LIMIT), what).minimum
+    if least > console.width:
+        keep_words(what, not console.is_terminal)
+        console.width = console.width if console.is_terminal else least
+    console.print(what)
+
+
+def keep_words(what: RenderableType, whole: bool) -> None:
+    """In columns of single words. rich would narrow them as it does others, and end them with an ellipsis."""
+    if isinstance(what, Group):
+        for part in what.renderables:
+            keep_words(part, whole)
+    elif isinstance(what, Table):
+        for column in what.columns:
+            column.overflow = "fold"
+            column.no_wrap = whole and not any(" " in str(cell) for cell in column.cells)
+
+
 def emit(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
-    from ..report.tables import pseudo_line, result_table, size
+    from ..report.tables import pseudo_line, result_table
 
-    console = Console()
-    console.print(result_table(s))
+    display(result_table(s))
     if s["pseudo_labels"]:
-        console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
+        say(pseudo_line(s["labels"], s["pseudo_labels"]))
     for note in s.get("notes", []):
-        console.print(note, style="yellow", markup=False, highlight=False)
+        say(note, "yellow")
     if leak:
-        console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
+        say("the server had the test set to validate on (data.server=test): no fair result", "yellow")
     if validation:
         told = (
             f"tested on validation pictures, {validation:g} of the training set (data.validation), not on the test set"
         )
-        console.print(told, style="yellow", highlight=False)
-    console.print(
+        say(told, "yellow")
+    say(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s ({s['engine']}, {s['threads']} threads) · "
         f"up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
-        f"peak memory {s['peak_rss_mb']:.0f} MB · [bold]{s['run_dir']}[/]",
-        highlight=False,
+        f"peak memory {s['peak_rss_mb']:.0f} MB · {s['run_dir']}"
     )

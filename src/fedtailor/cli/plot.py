@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import UserError, unknown
-from .output import waiting
+from .output import display, say, waiting
 
 
 def plot(
@@ -29,7 +28,7 @@ def plot(
     if list_ or not runs:
         if figure or out:
             raise UserError("--figure and --out need a run folder to draw: fedtailor plot RUN --figure NAME")
-        Console().print(figures_table())
+        display(figures_table())
         return
     if figure is not None and figure not in FIGURES:
         raise unknown("figure", figure, FIGURES, "fedtailor plot --list")
@@ -60,8 +59,8 @@ def draw_one(name: str, runs: list[Path], path: Path) -> None:
         files, without = draw(name, read_runs(runs), path)
     if without:
         note = f"not in it, for want of a round or of its record: {', '.join(str(run.folder) for run in without)}"
-        Console(stderr=True, soft_wrap=True, highlight=False).print(note, markup=False)
-    say(files)
+        say(note, stderr=True)
+    say(" ".join(map(str, files)))
 
 
 def draw_all(runs: list[Path], folder: Path) -> None:
@@ -76,15 +75,10 @@ def draw_all(runs: list[Path], folder: Path) -> None:
         try:
             with waiting(f"drawing {name}"):
                 files, _ = draw(name, found, folder / f"{name}.png")
-            say(files)
+            say(" ".join(map(str, files)))
         except UserError as error:
             reasons.append(f"not drawn: {error}" if str(error).startswith(name) else f"not drawn: {name}: {error}")
     if len(reasons) == len(FIGURES):
         raise UserError(f"no figure could be drawn; {reasons[0]}")
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     for reason in reasons:
-        console.print(reason, markup=False, style="dim")
-
-
-def say(files: list[Path]) -> None:
-    Console(soft_wrap=True, highlight=False).print(" ".join(map(str, files)), markup=False)
+        say(reason, "dim", stderr=True)

@@ -62,10 +62,10 @@ class Progress(Callback):
         if done >= total:
             self.bars.remove_task(self.tasks.pop(what))
 
-    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
+    def on_start(self, experiment: Experiment, zero_shot: Score, done: int) -> None:
         if rounds := experiment.rounds:
             name, note = experiment.run.method.name, f"zero-shot {zero_shot.overall:.1f}%"
-            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, note=note)
+            self.tasks["rounds"] = self.bars.add_task(f"{name}: round", total=rounds, completed=done, note=note)
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         self.bars.update(self.tasks["rounds"], completed=record.round)

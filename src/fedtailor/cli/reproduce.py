@@ -4,16 +4,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet
-from .output import emit, waiting
+from .arguments import Json, Quiet, no_options
+from .output import display, emit, say, waiting
+from .stopping import resumable
 
 
 def reproduce(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME] [KEY=VALUE]...", help="such as capt/table1; none: list them")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [KEY=VALUE]...", help="such as capt/table1; none: list them", callback=no_options
+        ),
     ] = None,
     scale: Annotated[str, typer.Option(metavar="paper|lab|smoke", help="as printed, or with less")] = "paper",
     cells: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="only these, as 'cifar10-lt/capt/*'")] = None,
@@ -39,13 +42,13 @@ def reproduce(
     if not name:
         from ..report.reproduction import list_table
 
-        emit(catalogue()) if as_json else Console().print(list_table(catalogue()))
+        emit(catalogue()) if as_json else display(list_table(catalogue()))
         return
     if "=" in name:
         raise UserError(f"{name!r}: the first word names a table, such as capt/table1; fedtailor reproduce lists them")
     recipe = read(name)
     with waiting("starting", quiet):
-        from ..report.reproduction import forecast, plan_table, reproduction_table
+        from ..report.reproduction import forecast, plan_lines, reproduction_table
         from ..runs import reproduction
         from ..runs.comparison_plan import read_values
         from ..runs.comparison_spec import read_seeds
@@ -57,27 +60,24 @@ def reproduce(
     if grid and scale == "paper":
         raise UserError("at scale paper the rates are the print's; --tune is for --scale lab")
     chosen = read_seeds(seeds or (1 if scale == "smoke" else 3))
-    console = Console()
-    with Comparing(enabled=not quiet) as progress:
-        try:
-            foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
-            if not dry_run:
-                if not quiet and not foreseen["lacking"]:
-                    Console(stderr=True).print(forecast(foreseen), highlight=False)
-                if grid:
-                    tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
-                    own = {line: it.chosen for line, it in tuned.items()}
-                    plan = make_plan(recipe, scale, cells or (), parse(changes), own)
-                result = reproduction.reproduce(plan, chosen, out, jobs, progress, tuned)
-        except KeyboardInterrupt:
-            raise UserError("stopped; the same command goes on") from None
+    with resumable(lambda: "the same command goes on"), Comparing(enabled=not quiet) as progress:
+        foreseen = reproduction.foresee(plan, chosen, out, jobs, progress, fetch=not dry_run)
+        if not dry_run:
+            if not quiet and not foreseen["lacking"]:
+                say(forecast(foreseen), stderr=True)
+            if grid:
+                tuned = reproduction.tune_rows(plan, grid, out, jobs, progress, rounds=tune_rounds)
+                own = {line: it.chosen for line, it in tuned.items()}
+                plan = make_plan(recipe, scale, cells or (), parse(changes), own)
+            result = reproduction.reproduce(plan, chosen, out, jobs, progress, tuned)
     if as_json:
         emit(foreseen if dry_run else result)
         return
     if dry_run:
-        console.print(plan_table(foreseen))
+        for line in plan_lines(foreseen):
+            say(*line)
         return
-    console.print(reproduction_table(result))
+    display(reproduction_table(result))
     for command in result["plot"]:
-        console.print(f"to draw it: {command}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{result['folder']}/table.md", style="bold", markup=False, highlight=False)
+        say(f"to draw it: {command}")
+    say(f"{result['folder']}/table.md", "bold")

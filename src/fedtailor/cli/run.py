@@ -9,6 +9,7 @@ import typer
 from ..base.errors import UserError
 from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
 from .output import emit, print_result, waiting
+from .stopping import command, resumable
 
 
 def run(
@@ -22,23 +23,25 @@ def run(
     """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
     with waiting("starting", quiet):
         from ..runs import execute
+        from ..settings.keys import parse
         from .progress import Progress
 
     if resume:
-        if words or out or seed is not None:
-            raise UserError("--resume takes all settings from the run's folder; give no others")
-        folder, go = resume, partial(execute.resume, resume)
+        given = parse(words or []) if all("=" in word for word in words or []) else {}
+        if out or seed is not None or (words and set(given) != {"rounds"}):
+            raise UserError("--resume takes all settings from the run's folder but rounds=N; give no others")
+        folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
         folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
         go = partial(execute.run, settings, out=folder)
-    with Progress(enabled=not quiet) as progress:
-        try:
-            result = go(callback=progress)
-        except KeyboardInterrupt:
-            begun = (folder / "run.toml").is_file()
-            hint = f"go on with: fedtailor run --resume {folder}" if begun else "no round was begun, and no folder made"
-            raise UserError(f"stopped; {hint}") from None
+
+    def how() -> str:
+        begun = (folder / "run.toml").is_file()
+        return f"go on with: {command('run', '--resume', folder)}" if begun else "no round was begun"
+
+    with resumable(how), Progress(enabled=not quiet) as progress:
+        result = go(callback=progress)
     if as_json:
         emit(result.summary)
     else:

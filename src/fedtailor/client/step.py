@@ -45,7 +45,7 @@ def client_step(
 ) -> tuple[Reply, ClientState]:
     """Run one pass on one client. Returns what leaves it, packed, and its new state."""
     theta = theta_of(job, task.params, client)
-    at = f"{type(job.method).__name__}.{task.pass_name}, client {who}, round {task.round}"
+    at = f"{type(job.method).__name__}.{task.pass_name}, client {who}, round {task.round + 1}"
     path = "round", task.round, "client", who, task.pass_name
     rng = generator(job.seed, *path)
     # A pass gets copies: nothing it does in place can reach the server or another client.

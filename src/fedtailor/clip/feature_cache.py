@@ -5,6 +5,7 @@ file is written under another name and moved into place whole, so that two proce
 folder has a budget: what was not used for longest makes room for what is new.
 """
 
+import errno
 import gc
 import math
 import os
@@ -12,7 +13,8 @@ import re
 import shutil
 import time
 import warnings
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from numpy.lib import format as npy
 from ..base.errors import UserError
 from ..base.folders import cache_folder
 from ..base.progress import ProgressFn
+from ..base.sizes import size
 from ..data.dataset import Images
 from .encoder import Encoder
 from .part import Array, Part
@@ -44,8 +47,8 @@ def budget() -> float:
     """How many bytes the folder may hold; 0: nothing is kept."""
     given = os.environ.get("FEDTAILOR_CACHE_GB") or str(BUDGET)
     with suppress(ValueError):
-        if (size := float(given) * 1e9) >= 0:
-            return size
+        if (most := float(given) * 1e9) >= 0:
+            return most
     raise UserError(
         f"FEDTAILOR_CACHE_GB is {given!r}; it takes gigabytes, such as {BUDGET} or 0.5; 0 keeps nothing, inf all"
     )
@@ -60,12 +63,25 @@ def tell(message: str) -> None:
     warnings.warn(message, NotKept, stacklevel=3)
 
 
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """What the disk refuses is not kept, and nothing else is lost by it. The same sentence for every split."""
+    try:
+        yield
+    except OSError as error:
+        raise NotKept(
+            f"the feature cache {folder} cannot be written ({error.strerror or error}): each image is encoded whenever "
+            "it is needed, which is slow; make room, or set FEDTAILOR_CACHE to a folder on another disk, or "
+            "FEDTAILOR_CACHE_GB=0 to keep nothing"
+        ) from error
+
+
 def activations(
     encoder: Encoder, images: Images, folder: Path | None = None, progress: ProgressFn | None = None
 ) -> Array | None:
     """The whole split, memory-mapped and read-only; from the cache if it is there, else computed into it.
 
-    None if the budget is 0 or has no room for it, of which the user is told.
+    None if the budget is 0 or has no room for it, or the disk takes no more, of which the user is told.
     """
     if budget() == 0:
         return None
@@ -73,8 +89,9 @@ def activations(
     for _ in range(2):  # another process may remove a new file before it is opened here
         if (found := open_file(path, encoder.dtype)) is not None:
             return found
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            with keeping(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
             fill(path, encoder, images, progress)
         except NotKept as reason:
             tell(str(reason))
@@ -90,8 +107,8 @@ def open_file(path: Path, dtype: np.dtype[Any]) -> Array | None:
         with path.open("rb") as file:  # one handle throughout: what happens to the path meanwhile does not matter
             npy.read_magic(file)
             shape, by_columns, found_dtype = npy.read_array_header_1_0(file)
-            size = file.tell() + dtype.itemsize * math.prod(shape)
-            if found_dtype != dtype or by_columns or os.fstat(file.fileno()).st_size != size:
+            whole = file.tell() + dtype.itemsize * math.prod(shape)
+            if found_dtype != dtype or by_columns or os.fstat(file.fileno()).st_size != whole:
                 return None
             found: Array = np.memmap(file, dtype, "r", file.tell(), shape)
     except Exception:  # numpy raises many kinds at a damaged header
@@ -115,12 +132,14 @@ def fill(path: Path, encoder: Encoder, images: Images, progress: ProgressFn | No
             for values in chunks:
                 if part is None:
                     part = lay_out(folder, key, (count, *values.shape[1:]), encoder.dtype)
-                part.add(values.numpy())
+                with keeping(folder):
+                    part.add(values.numpy())
                 if progress:
                     progress("encoding images", part.done, count)
         if part is None:
             raise UserError("there are no images to encode")
-        part.finish(path)
+        with keeping(folder):
+            part.finish(path)
     except Exception:
         if part:
             part.remove()
@@ -134,30 +153,24 @@ def fill(path: Path, encoder: Encoder, images: Images, progress: ProgressFn | No
 def check_room(folder: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any], taken: int = 0) -> None:
     """That the budget and the disk have room for such an array, of which so many bytes are taken already."""
     needed = HEADER + dtype.itemsize * math.prod(shape)
-    takes = f"caching {shape[0]} images takes {needed / 1e9:.1f} GB"
-    missing = make_room(folder, key, needed)
+    with keeping(folder):
+        missing = make_room(folder, key, needed)
     if missing > 0:
         limit, enough = budget() / 1e9, math.ceil((budget() + missing) / 1e9)
         raise NotKept(
-            f"{takes}, more than FEDTAILOR_CACHE_GB={limit:g} leaves room for: each is encoded whenever it is needed, "
-            f"which is slow; FEDTAILOR_CACHE_GB={enough} would keep them"
+            f"caching {shape[0]} images takes {size(needed)}, more than FEDTAILOR_CACHE_GB={limit:g} leaves room for: "
+            f"each is encoded whenever it is needed, which is slow; FEDTAILOR_CACHE_GB={enough} would keep them"
         )
-    free = shutil.disk_usage(folder).free
-    if needed - taken > free:
-        raise UserError(
-            f"{takes}, {folder} has {free / 1e9:.1f} GB free; make room, or set FEDTAILOR_CACHE to a folder on a "
-            "larger disk, or FEDTAILOR_CACHE_GB=0 to keep nothing"
-        )
+    with keeping(folder):
+        if needed - taken > shutil.disk_usage(folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def lay_out(folder: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Part:
     """An array of this shape in a new part, once there is room for it."""
     check_room(folder, key, shape, dtype)
-    try:
+    with keeping(folder):
         return Part.create(folder, key, shape, dtype)
-    except OSError as error:
-        needed = dtype.itemsize * math.prod(shape)
-        raise UserError(f"the feature cache cannot take {needed / 1e9:.1f} GB more: {error}") from error
 
 
 class Held(NamedTuple):

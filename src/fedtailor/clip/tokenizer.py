@@ -43,5 +43,8 @@ class Tokenizer:
     def __call__(self, text: str) -> list[int]:
         ids: list[int] = self.inner.encode(text, add_special_tokens=False).ids
         if len(ids) + 2 > self.context:
-            raise UserError(f"{text[:60]!r} … is {len(ids) + 2} tokens long; this text tower holds {self.context}")
+            raise UserError(
+                f"{text[:60]!r} … is {len(ids) + 2} tokens long, this text tower holds {self.context}; shorten the "
+                "class name, or the sentence around it (data.template)"
+            )
         return ids

@@ -40,6 +40,12 @@ class Method(Options):
         """How many rounds over all clients follow the last shared one."""
         return 0
 
+    @property
+    def ending(self) -> int:
+        """How many of the last shared rounds are unlike the others: what reads `server.rounds` has some. A run that has
+        done one of them cannot be made longer."""
+        return 0
+
     def scopes(self, theta: Params) -> dict[str, Scope]:
         """Who owns each parameter."""
         return resolve(self.share, theta)

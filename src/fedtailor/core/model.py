@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..base.errors import UserError
 from ..clip.block import Rng
 from ..clip.load import Checkpoint
 from ..clip.model import Clip
@@ -138,6 +139,17 @@ class Model:
     @cached_property
     def layouts(self) -> dict[tuple[str, ...], Layout]:
         return {}
+
+    def check_room(self) -> None:
+        """That the text tower has a place for each token of a class sentence; the tokenizer sees to plain ones."""
+        context, w, room = self.tuner.context(self), self.words, self.clip.text.context
+        learned = context.shared + context.own
+        needed = 2 + learned + len(context.before) + len(w.period) + max(map(len, w.names))
+        if learned and needed > room:
+            raise UserError(
+                f"the longest class sentence would be {needed} tokens, {learned} of them learned context, and this "
+                f"text tower holds {room}; make the tuner's length {needed - room} smaller, or shorten the class names"
+            )
 
     def sentences(self, rows: str) -> list[list[Slot]]:
         context, w = self.tuner.context(self), self.words

@@ -140,8 +140,8 @@ class Dataset:
     test: Split
     coarse: Indices | None = None  # (C,) super-class of each class
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
-    places: tuple[str, ...] = ()  # the names of the sites, if they have some
     paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
+    site_names: tuple[str, ...] = ()  # of the numbers in a split's sites, if they have names
 
     def __post_init__(self) -> None:
         C = len(self.classes)

@@ -18,6 +18,7 @@ class Federation:
     server: Split | None = None  # what the server keeps to validate on; the rest is dealt out
     held: Indices | None = None  # the training pictures that stand in for the test set, if any do
     aside: tuple[Indices, ...] = ()  # each client's training pictures that nothing is trained on: to calibrate by
+    names: tuple[str, ...] = ()  # of the clients, if they have some
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -78,7 +79,8 @@ def federate(
             raise UserError(f"data.server={server_part} of {len(order)} training images leaves nothing on one side")
         server, rest = (train.subset(np.sort(part)) for part in (order[:held], order[held:]))
         dataset = replace(dataset, train=rest)
-    return Federation(dataset, partition(dataset, clients, numpy_generator(seed, "partition")), server)
+    shares = partition(dataset, clients, numpy_generator(seed, "partition"))
+    return Federation(dataset, shares, server, names=partition.names(dataset))
 
 
 def set_aside(federation: Federation, part: float, seed: int) -> Federation:

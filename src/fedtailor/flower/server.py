@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -122,7 +122,8 @@ class Coordinator:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
         numbers = {keys[site]: k for k, site in enumerate(members)}
         with torch_threads(run.threads):
-            began, experiment = time.perf_counter(), server_experiment(run)
+            began, built = time.perf_counter(), server_experiment(run)
+            experiment = replace(built, federation=replace(built.federation, names=tuple(members)))
             with self.started(name) as grid:
                 transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
 

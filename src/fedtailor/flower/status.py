@@ -11,7 +11,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ..base.errors import UserError
+from ..base.errors import Interrupted, UserError
 from ..base.files import is_locked
 from ..base.polling import Backoff
 from ..runs.callback import Callback
@@ -50,7 +50,7 @@ def follow(deployment: Deployment, name: str, progress: Callback) -> dict[str, A
             progress.on_progress(f"{name}: round", rounds if rounds < total else 0, total)
             time.sleep(pause.next())
     except KeyboardInterrupt:
-        raise UserError(
+        raise Interrupted(
             f"no longer watching; {name} goes on. fedtailor flower status {deployment.root} tells how, "
             f"fedtailor flower stop {deployment.root} {name} ends it"
         ) from None

@@ -49,6 +49,10 @@ class CAPT(Method):
     period: int = Field(1, ge=1, description="rounds between global aggregations without the bandit")
     last: bool = Field(True, description="aggregate after the last round, whatever the bandit says")
 
+    @property
+    def ending(self) -> int:
+        return int(self.last and (self.bandit or self.period > 1))
+
     def scopes(self, theta: Params) -> dict[str, Scope]:
         return resolve(self.share, theta, idle_too=True)  # a tuner may lack one of the prompts, or the coupling
 

@@ -38,6 +38,10 @@ class RUCR(Method):
     crt_lr: float = Field(0.01, gt=0, description="of re-training")
     crt_batch: int = Field(256, ge=1, description="of re-training")
 
+    @property
+    def ending(self) -> int:
+        return self.crt
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         theta = model.init(rng)
         return theta | rectified(theta) if self.crt else theta

@@ -15,9 +15,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..base.sizes import size
 from ..evaluation.metrics import METRICS
 from ..settings.run import GIVEN
-from .tables import percent, size
+from .tables import percent
 
 SECTIONS = {
     "global": "global: one model for all, on the whole test set",

@@ -177,14 +177,14 @@ def list_table(recipes: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def plan_table(plan: Mapping[str, Any]) -> RenderableType:
-    """For --dry-run: every chosen cell and its run."""
-    table = Table("cell", "run", box=box.SIMPLE_HEAD, show_edge=False)
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """For --dry-run: every chosen cell and the command that runs it, as lines that can be copied, with their style."""
+    yield f"{plan['name']}: {plan['title']}, at scale {plan['scale']} ({plan['about_scale']})", "bold"
     for cell in plan["cells"]:
-        table.add_row(Text(cell["cell"]), Text(cell["missing"] or cell["mean"] or cell["command"]))
-    head = Text(f"{plan['name']}: {plan['title']}, at scale {plan['scale']} ({plan['about_scale']})", style="bold")
-    lacking = [Text(f"not here: {what}: {why}", style="yellow") for what, why in plan["lacking"].items()]
-    return Group(head, "", table, "", *lacking, Text(forecast(plan)))
+        yield f"\n{cell['cell']}", "italic"
+        yield cell["missing"] or cell["mean"] or cell["command"], ""
+    yield from ((f"\nnot here: {what}: {why}", "yellow") for what, why in plan["lacking"].items())
+    yield f"\n{forecast(plan)}", ""
 
 
 def forecast(plan: Mapping[str, Any]) -> str:

@@ -37,11 +37,3 @@ def result_table(summary: dict[str, Any]) -> Table:
 def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
     right = "none" if found["accuracy"] is None else f"{found['accuracy']:.1f}%"
     return f"pseudo-labels by {labeler}: {right} right; {found['labelled']} of {found['samples']} pictures have one"
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -16,8 +16,8 @@ class Callback:
     def on_progress(self, what: str, done: int, total: int) -> None:
         """So much of a piece of work is done."""
 
-    def on_start(self, experiment: Experiment, zero_shot: Score) -> None:
-        """All is prepared; this is where CLIP stands before any training."""
+    def on_start(self, experiment: Experiment, zero_shot: Score, done: int) -> None:
+        """All is prepared; this is where CLIP stands before any training. Of a resumed run so many rounds are done."""
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         """A round is over, of so many."""

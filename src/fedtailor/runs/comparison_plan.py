@@ -23,9 +23,8 @@ from .comparison_spec import (
     Seeds,
     difference,
     folder_names,
-    hide_folders,
+    label,
     make_spec,
-    pairs,
     read_seeds,
     short_key,
 )
@@ -64,7 +63,7 @@ class ComparisonPlan:
     @property
     def folders(self) -> list[str]:
         """Each point's, in the comparison's; the comparison's own, if there are no axes."""
-        return folder_names([" ".join(pairs(point.at)) for point in self.points])
+        return folder_names([label("", point.at) for point in self.points])
 
     def runs(self) -> Iterator[tuple[int, ComparedRow, Run, Path]]:
         """Every run, with the number of its point and its place. Seed by seed: all have a result early."""
@@ -190,7 +189,7 @@ def over_words(axes: Axes, option: str = "--over") -> list[str]:
     """As on the command line."""
     made = []
     for key, values in axes.items():
-        texts = (value if isinstance(value, str) else json.dumps(value) for value in map(hide_folders, values))
+        texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
         made.append(f"{option}={short_key(key)}={','.join(texts)}")
     return made
 

@@ -11,8 +11,10 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.keys import flat
 from ..base.version import __version__
+from ..core import Method
 from ..methods import METHODS
 from ..methods.recipe import RELEASED
+from ..settings.extensions import discover, name_of
 from ..settings.keys import SHORTER, full_keys, parse, parse_value
 from ..settings.run import Run, make_run
 
@@ -21,7 +23,8 @@ COMMON = {"clients", "fraction", "threads", "data", "backbone"}  # settings that
 COMMON_TRAINING = {"rounds", "every"}  # and in all rows that train
 NOTE = "compare.json"
 
-RowSpec = str | tuple[str, Mapping[str, Any]]  # "promptfl:lr=0.1", or ("promptfl", {"lr": 0.1})
+# "promptfl:lr=0.1", or ("promptfl", {"lr": 0.1}); a method's class may stand for its name
+RowSpec = str | type[Method] | tuple[str | type[Method], Mapping[str, Any]]
 Seeds = int | str | Sequence[int]
 
 
@@ -33,7 +36,7 @@ class ComparedRow:
 
     @property
     def title(self) -> str:
-        return " ".join([self.method, *pairs(self.own)])
+        return label(self.method, self.own)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -67,7 +70,9 @@ class ComparisonSpec:
     @property
     def same(self) -> dict[str, Any]:
         """What is equal in all rows, by short keys."""
-        return {short_key(key): hide_folders(value) for key, value in self.rows[-1].common.items() if value != ""}
+        same = {key: value for key, value in self.rows[-1].common.items() if value != ""}
+        given = {key: value for key, value in self.settings.items() if key in same and isinstance(value, str)}  # a path
+        return short_keys({**same, **given})
 
     @property
     def command(self) -> str:
@@ -87,8 +92,12 @@ class ComparisonSpec:
 
 def pairs(settings: Mapping[str, Any]) -> list[str]:
     """`key=value` as on the command line, with short keys."""
-    texts = {key: hide_folders(value) for key, value in settings.items()}
-    return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in texts.items()]
+    return [f"{short_key(key)}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items()]
+
+
+def label(name: str, settings: Mapping[str, Any]) -> str:
+    """To call something by: of a path, with its `folder:` or `csv:`, only the last name."""
+    return " ".join(filter(None, [name, *pairs({key: last_name(value) for key, value in settings.items()})]))
 
 
 def folder_names(titles: Sequence[str]) -> list[str]:
@@ -107,8 +116,7 @@ def short_key(key: str) -> str:
     return SHORTER.get(key, key).replace("data.partition.", "data.")
 
 
-def hide_folders(value: Any) -> Any:
-    """Only the last name of an absolute path, with its `folder:` or `csv:`: tables may be shown to anyone."""
+def last_name(value: Any) -> Any:
     form, colon, path = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     return f"{form}{colon}{Path(path).name}" if Path(path).is_absolute() else value
 
@@ -159,8 +167,10 @@ def read_seeds(given: Seeds) -> tuple[int, ...]:
 
 def parse_row(spec: RowSpec) -> tuple[str, dict[str, Any]]:
     """A method and its own settings. A comma separates settings only if a key follows it: a list may have commas."""
-    if not isinstance(spec, str):
-        name, own = spec[0], full_keys(spec[1])
+    if isinstance(spec, type):
+        name, own = name_of(spec), {}
+    elif not isinstance(spec, str):
+        name, own = name_of(spec[0]) if isinstance(spec[0], type) else spec[0], full_keys(spec[1])
     else:
         name, colon, text = spec.partition(":")
         try:
@@ -174,6 +184,7 @@ def parse_row(spec: RowSpec) -> tuple[str, dict[str, Any]]:
 
 def every_method() -> list[str]:
     """All methods but for those as released; of two names for the same, the one that a paper gave it."""
+    discover()
     published = {name: e for name, e in METHODS.items() if e.family != RELEASED}
     return list({(e.method, e.tuner, str(e.settings)): name for name, e in published.items()}.values())
 
@@ -191,7 +202,7 @@ def make_row(name: str, own: dict[str, Any], settings: Mapping[str, Any]) -> Com
         if name not in METHODS:
             raise
         hint = "; a key for some rows only stands with them, METHOD:key=value" if "unknown key" in str(error) else ""
-        raise UserError(f"{' '.join([name, *pairs(own)])}: {error}{hint}") from error
+        raise UserError(f"{label(name, own)}: {error}{hint}") from error
 
 
 def check_equal(rows: Sequence[ComparedRow]) -> None:

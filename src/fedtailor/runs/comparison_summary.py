@@ -13,7 +13,7 @@ import torch
 from ..base.version import __version__
 from ..evaluation.metrics import METRICS
 from .comparison_plan import ComparisonPlan, Point, Shown
-from .comparison_spec import ComparedRow, hide_folders, short_key, trains
+from .comparison_spec import ComparedRow, short_key, short_keys, trains
 from .many import Summary
 from .result import PARTS
 from .statistics import differences
@@ -48,8 +48,8 @@ def summarise(
     }
     if not plan.axes:
         return {**points[0], **rest}
-    axes = {short_key(key): [hide_folders(value) for value in values] for key, values in plan.axes.items()}
-    at = [{short_key(key): hide_folders(value) for key, value in point.at.items()} for point in plan.points]
+    axes = {short_key(key): list(values) for key, values in plan.axes.items()}
+    at = [short_keys(point.at) for point in plan.points]
     show = shown.show or shown.sort or "overall"
     return {"axes": axes, "show": show, "points": [{"at": a, **p} for a, p in zip(at, points, strict=True)], **rest}
 

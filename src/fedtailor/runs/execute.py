@@ -10,16 +10,17 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
+from ..core import Method
 from ..evaluation.metrics import Score
 from ..evaluation.testing import zero_shot
 from ..settings.engines import ENGINES
-from ..settings.run import Run, make_run
+from ..settings.run import Run, make_run, read_toml
 from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
-from .folder import DATA, RunFolder
+from .folder import DATA, RESULT, RunFolder
 from .model_folder import save_model
 from .predictions import save_predictions
 from .result import PARTS, Result, summarise
@@ -28,7 +29,7 @@ SILENT = Callback()
 
 
 def run(
-    method: str | Run | None = None,
+    method: str | type[Method] | Run | None = None,
     settings: Mapping[str, Any] | None = None,
     /,
     *,
@@ -36,7 +37,8 @@ def run(
     callback: Callback = SILENT,
     **more: Any,
 ) -> Result:
-    """Run a method. Settings are the command line's keys: short ones as keywords, dotted ones in a dict before them.
+    """Run a method, by its name or its class. Settings are the command line's keys: short ones as keywords, dotted ones
+    in a dict before them.
 
     run("fedprox", {"data.alpha": 0.5, "method.mu": 0.1}, rounds=20, tuner="lora", out="runs/mine")
     """
@@ -52,18 +54,40 @@ def run(
         return execute(experiment, store, False, began, callback)
 
 
-def resume(folder: str | PathLike[str], *, callback: Callback = SILENT) -> Result:
-    """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had."""
+def resume(folder: str | PathLike[str], *, rounds: int | None = None, callback: Callback = SILENT) -> Result:
+    """Go on with the run in a folder, from its last checkpoint to exactly the numbers it would have had; or, with
+    `rounds`, to those of a run of so many."""
     began = time.perf_counter()
     store, resolved, noted = RunFolder.reopen(Path(folder))
     with torch_threads(resolved.threads):
         try:
-            experiment = build(resolved, callback.on_progress)
+            changed = resolved if rounds is None else with_rounds(store, resolved, rounds)
+            experiment = build(changed, callback.on_progress)
             check_same(folder, experiment, noted)
+            if changed != resolved:
+                store.change(changed, noted)
         except BaseException:
             store.close()
             raise
         return execute(experiment, store, True, began, callback)
+
+
+def with_rounds(store: RunFolder, run: Run, rounds: int) -> Run:
+    """The same run with another number of rounds, if what is done of it is also what is done of that one."""
+    changed = read_toml(store.folder / "run.toml", {"rounds": rounds})
+    done, method, name = store.done(), run.method.value, run.method.name
+    if changed.rounds == run.rounds:
+        return run
+    if rounds < done:
+        raise UserError(f"rounds={rounds}: {done} are done already; give more, or none to go on to {run.rounds}")
+    for last in (run.rounds, rounds):
+        if done > last - method.ending or (method.closing and done > last):
+            unlike = f"the last {method.ending}" if method.ending else f"those after round {last}"
+            raise UserError(
+                f"rounds={rounds}: of {name}'s rounds {unlike} are unlike the others, and in a run of {last} some of "
+                f"these are done ({done} rounds), so it would not be a run of {rounds}; run that anew, in a new folder"
+            )
+    return changed
 
 
 def about(experiment: Experiment) -> dict[str, str]:
@@ -84,6 +108,7 @@ def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[s
     return {
         "name": dataset.name,
         "classes": list(dataset.classes),
+        "clients": list(experiment.federation.names) or None,  # where they have names: client 0's first
         "template": experiment.run.data.template or dataset.template,
         "groups": {name: members.tolist() for name, members in experiment.groups.items()},
         "counts": experiment.federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)
@@ -147,22 +172,22 @@ def execute(
             write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, scores)) + "\n").encode())
         if store and not experiment.rounds:
             save_predictions(store.folder, experiment.tests, untuned)
-        callback.on_start(experiment, whole)
+        callback.on_start(experiment, whole, store.done() if store and resuming else 0)
         rows: list[dict[str, Any]] = []
         for record in train(experiment, store, resuming, make):
             rows.append(record.row())
             callback.on_round(record, experiment.rounds)
-        before = 0.0
+        seconds, peak, folder = time.perf_counter() - began, peak_rss_mb(), None
         if store:
-            new, rows = len(rows), store.rounds()
-            before = sum(row["seconds"] for row in rows[: len(rows) - new])
-        seconds = before + time.perf_counter() - began
-        folder = store.folder if store else None
-        summary = summarise(experiment.run, scores, rows, folder, seconds, peak_rss_mb(), engine_name(experiment))
+            new, rows, folder, told = len(rows), store.rounds(), store.folder, store.result() if resuming else {}
+            before = told.get("seconds", sum(row["seconds"] for row in rows[: len(rows) - new]))
+            # What is finished already is only told again: its costs are those that it had.
+            seconds, peak = (before, told["peak_rss_mb"]) if told and not new else (before + seconds, peak)
+        summary = summarise(experiment.run, scores, rows, folder, seconds, peak, engine_name(experiment))
         summary["notes"] = list(experiment.notes)
         if store:
             keep_model(store, experiment, make, summary)
-            write_atomic(store.folder / "result.json", (json.dumps(summary, indent=1) + "\n").encode())
+            write_atomic(store.folder / RESULT, (json.dumps(summary, indent=1) + "\n").encode())
         return Result(experiment.run, summary, rows, folder)
     finally:
         if store:

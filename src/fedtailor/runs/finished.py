@@ -36,7 +36,7 @@ def compare_finished(
     plan, found = as_rows(runs)
     shown, folder = Shown(number, sort, show, against), None if out is None else Path(out)
     shown.check(plan)
-    words = shlex.join(["fedtailor", "compare", "--runs", *(Path(folder).name or "." for folder in folders)])
+    words = shlex.join(["fedtailor", "compare", "--runs", *map(str, folders)])
     summary = {**summarise(plan, [found], shown, folder), "command": words}
     if unequal := [short_key(key) for key in unequal_keys(plan.first.rows)]:
         summary["same"] = {key: value for key, value in summary["same"].items() if key not in unequal}

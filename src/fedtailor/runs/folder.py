@@ -1,9 +1,9 @@
 """The run folder. Whatever moment a run is killed at, what is in here is whole, and the run goes on from it.
 
     run.toml         all settings, resolved; runs the run again
-    data.json        class names, groups and counts, zero-shot scores: what figures need without the dataset
+    data.json        names of classes and clients, counts, zero-shot scores: what figures need without the dataset
     rounds.jsonl     a line a round: scores, bytes, seconds
-    clients.jsonl    a line a step of a client
+    clients.jsonl    a line a step of a client; rounds are counted from 1, here as in every record
     states.jsonl     a line a client's new state: its file, and the hash of that
     checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
     state/           safetensors: the server's state, and each client's, which stays out of everything else
@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +30,19 @@ from typing import Any, NamedTuple
 from ..base.errors import UserError
 from ..base.files import FolderLock, file_hash, write_atomic
 from ..base.version import __version__
-from ..client.codec import client_from_bytes, client_to_bytes, from_bytes, to_bytes
+from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.job import ClientState
 from ..client.states import SavedStates
-from ..core.types import Params, Server
+from ..core.types import Server
+from ..settings.extensions import outside
 from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from ..simulation.engine import StepLog
+from .server_bytes import server_from_bytes, server_to_bytes
 
+FORMAT = 2  # of the records. 2: rounds are counted from 1 in clients.jsonl too, whose pass_name is now pass
 DATA = "data.json"
+RESULT = "result.json"
 STATES = "states.jsonl"
 LOGS = ("rounds.jsonl", "clients.jsonl", STATES)
 
@@ -66,9 +70,20 @@ class RunFolder:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
         store.lock.acquire()
-        head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"version": __version__, **about}.items())
-        write_atomic(folder / "run.toml", f"{run.to_toml()}\n[about]\n{head}".encode())
+        strange = outside(run.method.name, run.tuner.name, run.labels.name)
+        head = {"version": __version__, "format": FORMAT, **({"outside": strange} if strange else {}), **about}
+        write_atomic(folder / "run.toml", toml_of(run, head))
         return store
+
+    def change(self, run: Run, about: Mapping[str, Any]) -> None:
+        """Go on as this run. Killed at any moment, the folder holds the one or the other."""
+        (self.folder / RESULT).unlink(missing_ok=True)  # it told of the other
+        text, path = toml_of(run, about), self.folder / "checkpoint.json"
+        if path.is_file():
+            note = {**read_note(path), "next": hashlib.sha256(text).hexdigest()}
+            write_atomic(path, json.dumps(note, indent=1).encode())
+        write_atomic(self.folder / "run.toml", text)
+        self.__dict__.pop("run_hash", None)
 
     @staticmethod
     def check_free(folder: Path) -> None:
@@ -91,9 +106,18 @@ class RunFolder:
                 f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
                 "its numbers would not continue exactly, so run it anew, in a new folder"
             )
+        if about.get("format") != FORMAT:
+            raise UserError(
+                f"{folder} has records in format {about.get('format', 1)}, this fedtailor writes format {FORMAT}; "
+                "they cannot stand in one folder, so run it anew, in a new one"
+            )
         store = cls(folder)
         store.lock.acquire()
-        return store, read_toml(toml), about
+        try:
+            return store, read_toml(toml), about
+        except BaseException:
+            store.close()
+            raise
 
     def close(self) -> None:
         self.lock.release()
@@ -105,7 +129,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def save_round(self, row: Mapping[str, Any], visits: Iterable[StepLog]) -> None:
-        self.append("clients.jsonl", [asdict(v) for v in visits])
+        self.append("clients.jsonl", [visit.row() for visit in visits])
         self.append("rounds.jsonl", [row])
 
     def checkpoint(self, server: Server, changed: Mapping[int, ClientState]) -> None:
@@ -150,7 +174,7 @@ class RunFolder:
                 (self.folder / log).unlink(missing_ok=True)
             return None
         note = read_note(path)
-        if note["run"] != self.run_hash:
+        if self.run_hash not in (note["run"], note.get("next")):
             raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
         for log in LOGS:
             cut(self.folder / log, note["logs"].get(log, 0))
@@ -188,8 +212,25 @@ class RunFolder:
             raise UserError(f"{path} is damaged; this run cannot be resumed")
         return data
 
+    def done(self) -> int:
+        """How many rounds the last checkpoint has behind it."""
+        path = self.folder / "checkpoint.json"
+        return int(read_note(path)["round"]) if path.is_file() else 0
+
+    def result(self) -> dict[str, Any]:
+        """What the run told when it was finished; nothing if it is not, or if that cannot be read."""
+        with suppress(OSError, ValueError):
+            told: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
+            return told if isinstance(told, dict) and {"seconds", "peak_rss_mb"} <= told.keys() else {}
+        return {}
+
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.folder / "rounds.jsonl")
+
+
+def toml_of(run: Run, about: Mapping[str, Any]) -> bytes:
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in about.items())
+    return f"{run.to_toml()}\n[about]\n{lines}".encode()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -199,30 +240,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_note(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_text())
-        lacking = {"run", "server", "digest", "logs"} - set(note)
+        lacking = {"run", "round", "server", "digest", "logs"} - set(note)
         if lacking or not isinstance(note, dict):
             raise ValueError("it is not a checkpoint")
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
     return note
-
-
-def server_to_bytes(server: Server) -> bytes:
-    groups: dict[str, Params] = {"params": server.params, "state": server.state}
-    for name, copies in server.clusters.items():
-        groups |= {f"cluster:{name}:{c}": dict(params) for c, params in copies.items()}
-    return to_bytes(groups, {"round": server.round, "cluster_of": {n: dict(m) for n, m in server.cluster_of.items()}})
-
-
-def server_from_bytes(data: bytes) -> Server:
-    groups, note = from_bytes(data, ("params", "state"), ("round", "cluster_of"))
-    clusters: dict[str, dict[int, Params]] = {}
-    for group, params in groups.items():
-        if group.startswith("cluster:"):
-            _, name, c = group.split(":")
-            clusters.setdefault(name, {})[int(c)] = params
-    cluster_of = {name: {int(k): c for k, c in members.items()} for name, members in note["cluster_of"].items()}
-    return Server(note["round"], groups["params"], clusters, cluster_of, groups["state"])
 
 
 def cut(log: Path, length: int) -> None:

@@ -138,8 +138,7 @@ def own_parameters(
 
 
 def client_names(experiment: Experiment) -> tuple[str, ...]:
-    data, clients = experiment.federation.dataset, experiment.run.clients
-    return experiment.run.data.partition.value.client_names(data, clients)
+    return experiment.federation.names or tuple(f"client {k}" for k in range(experiment.run.clients))
 
 
 def calibrations(

@@ -35,6 +35,7 @@ from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
 from .engines import ENGINES
+from .extensions import check_outside, discover, look_for, name_of
 from .keys import OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
 
 GIVEN = "given"  # labels as the data has them
@@ -125,7 +126,7 @@ class RoundPolicy(Strict):
 class Run(Strict):
     """Everything that decides a run's numbers."""
 
-    rounds: int = Field(40, ge=0, title="T", description="communication rounds")
+    rounds: int = Field(40, ge=1, title="T", description="communication rounds")
     clients: int = Field(20, ge=1, title="K")
     fraction: float = Field(0.4, gt=0, le=1, description="of the clients that take part in a round")
     seed: int = Field(0, ge=0)
@@ -172,9 +173,11 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def make_run(method: str | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None) -> Run:
+def make_run(
+    method: str | type[Method] | None = None, settings: Mapping[str, Any] | None = None, preset: str | None = None
+) -> Run:
     """A run. `settings` are dotted keys, long or short, as the command line takes them."""
-    given = full_keys(settings or {})
+    given, method = full_keys(settings or {}), name_of(method) if isinstance(method, type) else method
     preset = given.pop("preset", preset)
     if method and given.get("method.name", method) != method:
         raise UserError(f"the method is given twice, as {method!r} and as {given['method.name']!r}")
@@ -202,7 +205,8 @@ def make_run(method: str | None = None, settings: Mapping[str, Any] | None = Non
 
 
 def find_method(name: Any) -> tuple[str, Entry]:
-    if str(name) not in METHODS:
+    if not look_for("method", str(name)):
+        discover()
         raise unknown("method", str(name), METHODS, "fedtailor list methods")
     return str(name), METHODS[str(name)]
 
@@ -227,6 +231,8 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     def chosen(group: str, none: str = "") -> Chosen[Any]:
         return Chosen(str(at(document, group).get("name", none)), make(group) if group in kinds else None)
 
+    if not entry.method.trains and document.get("rounds") == 0:
+        del document["rounds"]  # as the run.toml of such a method has it
     local = make("local")
     source = find_source(checked(str, document["data"].get("name", "drawn-lt"), "data.name"))
     data = {"imbalance": source.imbalance, **document["data"]}
@@ -279,8 +285,6 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
     template = run.data.template
     if template and ("{}" not in template or re.sub("[^{}]", "", template) != "{}"):
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
-    if entry.method.trains and run.rounds == 0:
-        raise UserError("rounds must be 1 or more, got 0; for an untrained CLIP take the method zeroshot")
     if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
     if ENGINES[run.engine].remote and run.data.calibrate:
@@ -292,8 +296,10 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
 def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
     """The run of a run.toml, with other settings where they are given."""
     document = read_document(path)
-    if str(document.pop("about", {}).get("version", "")).startswith("0.1."):
+    about = document.pop("about", {})
+    if str(about.get("version", "")).startswith("0.1."):
         raise UserError(f"{path} is of fedtailor 0.1, some of whose keys are gone; write its settings anew")
+    check_outside(path, about.get("outside", ()))
     return make_run(settings=with_changes(document, settings or {}))
 
 
@@ -320,11 +326,15 @@ def check_keys(document: Mapping[str, Any], name: str, entry: Entry) -> dict[str
 
 def kinds_of(document: Mapping[str, Any], entry: Entry) -> dict[str, type[BaseModel]]:
     """The class that each group of keys belongs to."""
+    for part in str(document["tuner"]["name"]).split("+"):
+        look_for("tuner", part)
     tuners = tuner_names(str(document["tuner"]["name"]))
     kinds: dict[str, type[BaseModel]] = {"": Run, "method": entry.method, "local": LocalTraining}
     kinds |= {"tuner" if len(tuners) == 1 else f"tuner.{name}": TUNERS[name] for name in tuners}
     for part, (none, known) in PARTS.items():
         chosen = str(document.get(part, {}).get("name", none))
+        if part == "labels" and chosen != none:
+            look_for("labeler", chosen)
         if chosen in known:
             kinds[part] = known[chosen]
         elif chosen != none:

@@ -106,6 +106,7 @@ def assemble(
         checkpoint, run.tuner.value, dataset.classes, template, device, run.backbone.precision, method.reads,
         budget=run.memory.budget_gb * 1e9 / run.threads or math.inf,  # as many clients as threads may train at a time
     )  # fmt: skip
+    model.check_room()
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
         method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ..client.job import ClientState, Job, Task
 from ..client.states import ClientStates
@@ -21,7 +22,7 @@ from .build import Experiment
 class StepLog:
     """What one step of a client cost."""
 
-    round: int
+    round: int  # from 0, as in Server
     client: int
     pass_name: str
     samples: int
@@ -30,6 +31,11 @@ class StepLog:
     bytes_up: int
     seconds: float
     dropped: str = ""  # why it does not count; empty: it does
+
+    def row(self) -> dict[str, Any]:
+        """As a line of clients.jsonl, where rounds are counted from 1 as in every record."""
+        rest = {key: value for key, value in vars(self).items() if key not in {"round", "client", "pass_name"}}
+        return {"round": self.round + 1, "client": self.client, "pass": self.pass_name, **rest}
 
 
 @dataclass(frozen=True)

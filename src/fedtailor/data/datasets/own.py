@@ -80,7 +80,7 @@ def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) ->
         return listed(path.parent, [row.path for row in part], labels, places)
 
     parts = split(train, "train"), split(test, "test")
-    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, *parts, places=tuple(sites))
+    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, *parts, site_names=tuple(sites))
 
 
 def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[TableRow]]:

@@ -37,8 +37,9 @@ class Partition(BaseModel, ABC):
     @abstractmethod
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares: ...
 
-    def client_names(self, dataset: Dataset, clients: int) -> tuple[str, ...]:
-        return tuple(f"client {k}" for k in range(clients))
+    def names(self, dataset: Dataset) -> tuple[str, ...]:
+        """The clients' names, if they have some besides their numbers."""
+        return ()
 
     def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:
         """The very clients of the codes that deal in this way, draw by draw."""

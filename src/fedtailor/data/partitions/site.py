@@ -8,6 +8,10 @@ from .base import Partition, Share, Shares, random_parts
 class BySite(Partition):
     """A client is a place the pictures come from. Test pictures without a place are dealt out evenly at random."""
 
+    def names(self, dataset: Dataset) -> tuple[str, ...]:
+        sites = np.empty(0, np.int64) if dataset.train.sites is None else dataset.train.sites
+        return tuple(dataset.site_names[site] for site in np.unique(sites)) if dataset.site_names else ()
+
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
         sites, test_sites = dataset.train.sites, dataset.test.sites
         if sites is None:
@@ -20,12 +24,8 @@ class BySite(Partition):
         if test_sites is None:
             return tuple(map(Share, train, random_parts(dataset.test, clients, rng)))
         if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
-            which = f"site number(s) {', '.join(map(str, strangers))} of {dataset.name}"
+            called = [dataset.site_names[site] if dataset.site_names else f"number {site}" for site in strangers]
+            which = f"site {', '.join(called)} of {dataset.name}"
             todo = "move some to train or take the test pictures out"
-            raise UserError(f"partition site: {which} have test pictures but none to train on; {todo}")
+            raise UserError(f"partition site: {which} has test pictures but none to train on; {todo}")
         return tuple(map(Share, train, [np.flatnonzero(test_sites == site) for site in found]))
-
-    def client_names(self, dataset: Dataset, clients: int) -> tuple[str, ...]:
-        if dataset.train.sites is None or not dataset.places:
-            return super().client_names(dataset, clients)
-        return tuple(dataset.places[site] for site in np.unique(dataset.train.sites))
