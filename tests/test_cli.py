@@ -130,6 +130,30 @@ def test_a_context_that_just_fits(call: Call, words: list[str]) -> None:
     assert call("run", "promptfl", "tuner.length=67", "rounds=1", *rest, "--json").code == 2
 
 
+def test_as_a_module() -> None:
+    """Broken: `python -m fedtailor` does not work where the script is not on the path."""
+    done = subprocess.run([sys.executable, "-m", "fedtailor", "--version"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"fedtailor {fedtailor.__version__}\n")
+
+
+def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a shell that has completion installed offers no verbs, or the option to install it is not there."""
+    assert "--install-completion" in call("--help").out
+    for name, value in {
+        "_FEDTAILOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedtailor re",
+        "COMP_CWORD": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert call().out.split() == ["reproduce"]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """Broken: CITATION.cff names another version than the package."""
+    text = (Path(__file__).parent.parent / "CITATION.cff").read_text()
+    assert f"version: {fedtailor.__version__}\n" in text
+
+
 def test_a_taken_folder(call: Call, words: list[str], tmp_path: Path) -> None:
     """--out never overwrites."""
     (tmp_path / "mine").mkdir()

@@ -238,12 +238,10 @@ def test_entry_points_on_the_command_line(installed: Path, tmp_path: Path) -> No
 def test_lists_that_are_kept_know_other_packages(installed: Path) -> None:
     """Broken: `fedtailor list` tells what a package had before it was changed, or was not installed yet."""
     points, seen = installed / "faraway-1.0.dist-info" / "entry_points.txt", {catalogue.state_of_package()}
-    for file, text in (
-        (points, "[fedtailor.methods]\nnearer = faraway:Far\n"),
-        (installed / "faraway.py", "Far = 1\n"),
-    ):
-        file.write_text(text)
-        seen.add(catalogue.state_of_package())
+    points.write_text("[fedtailor.methods]\nnearer = faraway:Far\n")
+    seen.add(catalogue.state_of_package())
+    (installed / "faraway.py").write_text("Far = 1\n")
+    seen.add(catalogue.state_of_package())
     points.unlink()
     assert len(seen | {catalogue.state_of_package()}) == 4
 

@@ -23,7 +23,6 @@ app = typer.Typer(
     name="fedtailor",
     help="Tailor a frozen CLIP to many sites at once, without their images leaving them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

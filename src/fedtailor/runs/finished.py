@@ -62,7 +62,7 @@ def run_folders(folder: Path) -> list[Path]:
 def read_run(folder: Path) -> FinishedRun:
     result = folder / "result.json"
     if not result.is_file():
-        raise UserError(f"{folder} is not finished; go on with it: fedtailor run --resume {folder}")
+        raise UserError(f"{folder} is not finished; go on with it: fedtailor run --resume {shlex.quote(str(folder))}")
     try:
         return read_toml(folder / "run.toml"), dict(json.loads(result.read_text())), folder
     except ValueError as error:
