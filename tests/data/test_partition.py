@@ -198,7 +198,7 @@ def test_sites_that_do_not_fit_are_refused() -> None:
     dataset = with_sites(toy([3, 2], [2, 1]), [0, 1, 1, 0, 1], [0, 7, 7])
     with pytest.raises(UserError, match="has 2 sites and was to go to 3 clients; set clients=2"):
         BySite()(dataset, 3, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"site number\(s\) 7"):
+    with pytest.raises(UserError, match=r"site\(s\) number 7"):
         BySite()(dataset, 2, np.random.default_rng(0))
     with pytest.raises(UserError, match="take iid"):
         BySite()(toy([3], [3]), 1, np.random.default_rng(0))

@@ -58,8 +58,20 @@ def find_source(name: str, **options: Any) -> Source:
     if colon and form in FORMS:
         return Source(lambda _: FORMS[form](Path(path).expanduser(), **options))
     if name not in DATASETS:
+        where = Path(path if colon else name).expanduser()
+        if fits := "folder" if where.is_dir() else "csv" if where.suffix.lower() == ".csv" else "":
+            raise UserError(f"unknown dataset {name!r}; for your own pictures write {fits}:{path if colon else name}")
         raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
+
+
+def find_sites(name: str) -> int:
+    """How many sites a user's own training pictures come from, where folders or a table tell; 0: they do not."""
+    form, _, path = name.partition(":")
+    if form not in FORMS or not Path(path).expanduser().exists():
+        return 0  # opening it will say what is wrong
+    sites = find_source(name, must_train=False).load(Path()).train.sites
+    return 0 if sites is None else len(np.unique(sites))
 
 
 def open_dataset(

@@ -105,9 +105,10 @@ class Split:
     images: Images
     labels: Indices | None  # None: nobody has labelled them
     sites: Indices | None = None  # where they come from, if known
+    groups: Indices | None = None  # which belong together (of one patient, say) and must not be trained and tested on
 
     def __post_init__(self) -> None:
-        for what, values in (("labels", self.labels), ("sites", self.sites)):
+        for what, values in (("labels", self.labels), ("sites", self.sites), ("groups", self.groups)):
             if values is not None and (values.dtype != np.int64 or values.shape != (len(self),)):
                 raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
             if values is not None and len(values) and values.min() < 0:
@@ -117,8 +118,8 @@ class Split:
         return len(self.images)
 
     def subset(self, indices: Indices) -> Split:
-        labels, sites = (None if values is None else values[indices] for values in (self.labels, self.sites))
-        return Split(self.images.subset(indices), labels, sites)
+        numbers = (self.labels, self.sites, self.groups)
+        return Split(self.images.subset(indices), *(None if values is None else values[indices] for values in numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +132,8 @@ class Dataset:
     coarse: Indices | None = None  # (C,) super-class of each class
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
     paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
+    sites: tuple[str, ...] = ()  # their names, if the pictures' sites are known
+    notes: tuple[str, ...] = ()  # what was decided in reading it that its user did not say
 
     def __post_init__(self) -> None:
         C = len(self.classes)

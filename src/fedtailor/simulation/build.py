@@ -49,7 +49,8 @@ class Experiment:
     @property
     def notes(self) -> tuple[str, ...]:
         """What numbers alone would not tell, for output, result.json and run.toml."""
-        return tuple(filter(None, (self.job.model.tuner.note(self.job.model.clip), self.job.method.lent)))
+        told = self.job.model.tuner.note(self.job.model.clip), self.job.method.lent, *self.federation.dataset.notes
+        return tuple(filter(None, told))
 
     @property
     def groups(self) -> Groups:

@@ -15,12 +15,14 @@ class BySite(Partition):
         found = np.unique(sites)
         if (count := len(found)) != clients:
             facts = f"{dataset.name} has {count} sites and was to go to {clients} clients"
-            raise UserError(f"partition site: {facts}; set clients={count}")
+            todo = f"set clients={count}, or another data.partition, which mixes the sites"
+            raise UserError(f"partition site: {facts}; {todo}")
         train = [np.flatnonzero(sites == site) for site in found]
         if test_sites is None:
             return tuple(map(Share, train, random_parts(dataset.test, clients, rng)))
         if strangers := sorted(set(test_sites.tolist()) - set(found.tolist())):
-            which = f"site number(s) {', '.join(map(str, strangers))} of {dataset.name}"
+            names = [dataset.sites[site] if dataset.sites else f"number {site}" for site in strangers]
+            which = f"site(s) {', '.join(names)} of {dataset.name}"
             todo = "move some to train or take the test pictures out"
             raise UserError(f"partition site: {which} have test pictures but none to train on; {todo}")
         return tuple(map(Share, train, [np.flatnonzero(test_sites == site) for site in found]))
