@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,18 @@ from ..base.errors import UserError
 from .paper import AS_CLIP, PaperPreprocess, Pixels
 
 Indices = NDArray[np.int64]
+# Pillow's decoders report a damaged file with any of these.
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
-NO_PICTURE = "no picture at {}; put it there or take it out of the list"
+
+
+class BrokenPicture(UserError):  # noqa: N818  # as it reads
+    """A picture that is not there or cannot be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        todo = "replace or remove this file, or go on without such pictures: data.broken=skip"
+        super().__init__(f"cannot read the picture {path}: {reason}; {todo}")
+        self.path, self.reason = path, reason
 
 
 class Images(Protocol):
@@ -73,14 +84,22 @@ class FileImages:
             with Image.open(path) as picture:
                 if picture.mode.startswith(("I", "F")):
                     # Which value is black and which is white is for the user to say.
-                    raise UserError(f"{path} has more than 8 bits per value (mode {picture.mode}); save it with 8")
+                    raise BrokenPicture(path, f"more than 8 bits per value (mode {picture.mode})")
                 # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
                 return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
         except FileNotFoundError as error:
-            raise UserError(NO_PICTURE.format(path)) from error
-        # Pillow's decoders report a damaged file with any of these.
-        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-            raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
+            raise BrokenPicture(path, "there is no such file") from error
+        except BROKEN as error:
+            raise BrokenPicture(path, str(error)) from error
+
+    def unopenable(self) -> Iterator[Path]:
+        """Pictures that are not even begun like one; a quick look, which finds no damage further on."""
+        for name in self.paths:
+            try:
+                with Image.open(self.root / name):
+                    pass
+            except BROKEN:
+                yield self.root / name
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,7 +109,7 @@ class FileImages:
             try:
                 stat = (self.root / path).stat()
             except FileNotFoundError as error:
-                raise UserError(NO_PICTURE.format(self.root / path)) from error
+                raise BrokenPicture(self.root / path, "there is no such file") from error
             digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
@@ -133,6 +152,7 @@ class Dataset:
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
     paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
     sites: tuple[str, ...] = ()  # their names, if the pictures' sites are known
+    broken: int = 0  # pictures that could not be read and were left out
     notes: tuple[str, ...] = ()  # what was decided in reading it that its user did not say
 
     def __post_init__(self) -> None:

@@ -26,7 +26,9 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
     if run.data.validation:
         raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
-    dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
+    dataset = for_server(
+        run.data.name, Path(run.data.root).expanduser() if run.data.root else None, broken=run.data.broken
+    )
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
@@ -42,7 +44,7 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
     own = {"data.name": data, "data.root": "", "data.template": invitation.template}
     own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
     run = make_run(settings={**given, **own})
-    dataset = for_site(data, None, invitation.classes)
+    dataset = for_site(data, None, invitation.classes, run.data.broken)
     dataset = replace(dataset, template=invitation.template, paper=invitation.paper)
     if run.method.value.trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")

@@ -91,6 +91,9 @@ class Data(Strict):
     draws: Literal["own", "released"] = Field(
         "own", description="released: tail and clients by the generators and the order of draws of the released codes"
     )
+    broken: Literal["error", "skip"] = Field(
+        "error", description="pictures that cannot be read: end the run, or read all first and go on without these"
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
 

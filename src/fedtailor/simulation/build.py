@@ -18,7 +18,8 @@ from ..clip.load import Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
-from ..data.dataset import Dataset, Images, histogram
+from ..data.check import few_broken
+from ..data.dataset import BrokenPicture, Dataset, Images, histogram
 from ..data.federation import Federation, federate, hold_out
 from ..data.groups import GROUPS, Groups
 from ..data.preprocess import preprocess
@@ -57,14 +58,17 @@ class Experiment:
         return self.tests.groups
 
 
-def deal(run: Run) -> tuple[Federation, Groups]:
+def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
     data, draws = run.data, None
     if data.draws == "released":
         draws = ReleasedDraws.seeded(run.seed, data.seed if (data.imbalance or 1) > 1 else run.seed)
     rng = draws.numpy if draws else None
-    dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng)
+    dataset = open_dataset(
+        data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng,
+        broken=data.broken, progress=progress,
+    )  # fmt: skip
     held = 0.0 if data.server == "test" else data.server
     federation = federate(dataset, data.partition.value, run.clients, run.seed, held, draws)
     if data.validation:
@@ -78,7 +82,7 @@ def build(run: Run, progress: ProgressFn | None = None) -> Experiment:
     """An experiment from its settings alone."""
     if progress:
         progress("opening the data", 0, 1)
-    federation, groups = deal(run)
+    federation, groups = deal(run, progress)
     if progress:
         progress("opening the data", 1, 1)
     return assemble(run, federation, groups, load(run.backbone.name), progress)
@@ -113,7 +117,10 @@ def assemble(
     transform = preprocess(run.data.preprocess, dataset.paper, size, checkpoint.mean, checkpoint.std)
 
     def features(images: Images, training: bool, stage: str = "") -> FeatureStore:
-        return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
+        try:
+            return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
+        except BrokenPicture as error:
+            raise few_broken(error, images) from error
 
     def plain_features(images: Images) -> FeatureStore | None:
         """CLIP's own, where the tuner enters the tower below its end: a second encoding, made once for all runs."""

@@ -15,15 +15,15 @@ from ..dataset import Dataset, Split
 from .files import PHOTO, SUFFIXES, class_names, hold_out, listed, read_lines, readable
 from .layout import Layout, read_layout, split_of
 
+NAMES = "classes.txt"
+
 
 def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """Pictures by their folders (layout.py). `otherwise` are the class names if the folder itself has none. Without
     `must_train`, there may be no pictures."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
-    names_file = root / "classes.txt"
-    known = read_lines(names_file) if names_file.is_file() else otherwise
-    layout = read_layout(root, {readable(name) for name in known})
+    layout, names_file = layout_of(root, otherwise), root / NAMES
     check_heaps(root, layout)
     if must_train and layout.splits and "train" not in layout.splits:
         there = ", ".join(f"{split}/" for split in sorted(layout.splits))
@@ -43,6 +43,11 @@ def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -
 
 def listing(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def layout_of(root: Path, otherwise: Sequence[str] = ()) -> Layout:
+    known = read_lines(root / NAMES) if (root / NAMES).is_file() else otherwise
+    return read_layout(root, {readable(name) for name in known})
 
 
 def check_heaps(root: Path, layout: Layout) -> None:
@@ -82,7 +87,7 @@ def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) ->
     if must_train and splits and "train" not in splits:
         raise UserError(f"{path} has no train rows; write train into the split column of some")
     filled(path, rows, "group", "data")
-    names = class_names(path.with_name("classes.txt"), sorted({row.label for row in rows} - {""}), path, otherwise)
+    names = class_names(path.with_name(NAMES), sorted({row.label for row in rows} - {""}), path, otherwise)
     return dataset_of(f"csv:{path}", path, rows, names, splits, must_train and not otherwise)
 
 
