@@ -27,6 +27,10 @@ def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0)
         console.print(pseudo_line(s["labels"], s["pseudo_labels"]), highlight=False)
     for note in s.get("notes", []):
         console.print(note, style="yellow", markup=False, highlight=False)
+    if absent := s.get("never_took_part"):
+        which = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+        told = f"{len(absent)} client(s) never took part ({which}); more rounds or a larger fraction reach them"
+        console.print(told, style="yellow", highlight=False)
     if leak:
         console.print("the server had the test set to validate on (data.server=test): no fair result", style="yellow")
     if validation:
