@@ -13,8 +13,9 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
-from .dataset import BrokenPicture, Dataset, FileImages, Images, Split, histogram
+from .dataset import Dataset, FileImages, Images, Split, histogram
 from .datasets.layout import Layout
+from .pictures import BrokenPicture
 
 # Formats of pictures that are not read. Other files beside pictures (notes, tables) are nothing to worry about.
 FOREIGN = frozenset(

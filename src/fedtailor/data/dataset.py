@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,24 +11,12 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
-from ..base.errors import UserError
 from .paper import AS_CLIP, PaperPreprocess, Pixels
+from .pictures import BROKEN, DICOM, BrokenPicture, open_picture, read_picture
 
 Indices = NDArray[np.int64]
-# Pillow's decoders report a damaged file with any of these.
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
-
-
-class BrokenPicture(UserError):  # noqa: N818  # as it reads
-    """A picture that is not there or cannot be read."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        todo = "replace or remove this file, or go on without such pictures: data.broken=skip"
-        super().__init__(f"cannot read the picture {path}: {reason}; {todo}")
-        self.path, self.reason = path, reason
 
 
 class Images(Protocol):
@@ -79,32 +66,22 @@ class FileImages:
         return len(self.paths)
 
     def read(self, index: int) -> Pixels:
-        path = self.root / self.paths[index]
-        try:
-            with Image.open(path) as picture:
-                if picture.mode.startswith(("I", "F")):
-                    # Which value is black and which is white is for the user to say.
-                    raise BrokenPicture(path, f"more than 8 bits per value (mode {picture.mode})")
-                # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
-                return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
-        except FileNotFoundError as error:
-            raise BrokenPicture(path, "there is no such file") from error
-        except BROKEN as error:
-            raise BrokenPicture(path, str(error)) from error
+        return read_picture(self.root / self.paths[index])
 
     def unopenable(self) -> Iterator[Path]:
         """Pictures that are not even begun like one; a quick look, which finds no damage further on."""
         for name in self.paths:
+            if name.lower().endswith(DICOM):
+                continue  # not Pillow's
             try:
-                with Image.open(self.root / name):
-                    pass
+                open_picture(self.root / name).close()
             except BROKEN:
                 yield self.root / name
 
     @cached_property
     def fingerprint(self) -> str:
         # Size and time stand in for content: reading a large folder would cost more than the cache saves.
-        digest = hashlib.sha256(b"files")
+        digest = hashlib.sha256(b"files, as pictures.py reads them")
         for path in self.paths:
             try:
                 stat = (self.root / path).stat()

@@ -17,7 +17,7 @@ from ..data.partitions.base import Share
 from ..remote.client import Session
 from ..remote.messages import Invitation
 from ..settings.run import Run, make_run
-from ..simulation.build import Experiment, assemble
+from ..simulation.build import Experiment, assemble, with_clip_note
 
 
 def server_experiment(run: Run) -> Experiment:
@@ -29,6 +29,7 @@ def server_experiment(run: Run) -> Experiment:
     dataset = for_server(
         run.data.name, Path(run.data.root).expanduser() if run.data.root else None, broken=run.data.broken
     )
+    dataset = with_clip_note(run, dataset)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)

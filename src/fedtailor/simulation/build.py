@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +14,26 @@ from ..base.progress import ProgressFn
 from ..client.data import ClientData
 from ..client.features import CachedFeatures, FeatureStore, LiveFeatures, make_features
 from ..client.job import Job
-from ..clip.load import Checkpoint, load
+from ..clip.load import BUNDLED, Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
 from ..data.check import few_broken
-from ..data.dataset import BrokenPicture, Dataset, Images, histogram
+from ..data.dataset import Dataset, Images, histogram
+from ..data.datasets import drawn
 from ..data.federation import Federation, federate, hold_out
 from ..data.groups import GROUPS, Groups
+from ..data.pictures import BrokenPicture
 from ..data.preprocess import preprocess
 from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
 from ..settings.run import Run
 
+ONLY_DRAWN = (
+    "the bundled CLIP knows drawn figures, not photographs: take backbone=openai/clip-vit-base-patch16, or, for "
+    "photographs of 32 pixels in a clone, backbone=lab-vit"
+)
 NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
 
 
@@ -69,6 +75,7 @@ def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Grou
         data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng,
         broken=data.broken, progress=progress,
     )  # fmt: skip
+    dataset = with_clip_note(run, dataset)
     held = 0.0 if data.server == "test" else data.server
     federation = federate(dataset, data.partition.value, run.clients, run.seed, held, draws)
     if data.validation:
@@ -76,6 +83,13 @@ def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Grou
     C = len(dataset.classes)
     labels = federation.dataset.train.labels
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
+
+
+def with_clip_note(run: Run, dataset: Dataset) -> Dataset:
+    """Says so where the bundled CLIP is to see anything but what it knows. A network from scratch needs no CLIP."""
+    if run.backbone.name != BUNDLED or run.tuner.name == "resnet" or set(dataset.classes) <= set(drawn.CLASSES):
+        return dataset
+    return replace(dataset, notes=(*dataset.notes, ONLY_DRAWN))
 
 
 def build(run: Run, progress: ProgressFn | None = None) -> Experiment:

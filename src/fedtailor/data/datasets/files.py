@@ -9,8 +9,9 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import FileImages, Indices, Split
+from ..pictures import DICOM
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", DICOM})
 PHOTO = "a photo of a {}."
 
 # What a file name cannot hold or would not give back: a leading dot hides a file, Windows drops one at the end.
