@@ -275,7 +275,7 @@ def test_the_same_federation_cohorts_and_first_parameters(small: dict[str, Any])
 def test_summary(made: Comparison, folder: Path) -> None:
     """The object that scripts read: every key, means and sample deviations of what the run folders hold."""
     s = made.summary
-    about = {"seeds", "number", "sort", "same", "command", "date", "versions", "folder"}
+    about = {"seeds", "number", "sort", "same", "notes", "command", "date", "versions", "folder"}
     assert set(s) == {"rows", "differences", *about}
     assert (s["seeds"], s["number"], s["folder"]) == ([0, 1], "last", str(folder))
     assert [row["title"] for row in s["rows"]] == TITLES

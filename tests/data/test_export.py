@@ -70,7 +70,7 @@ def test_sites_of_their_own_equal_one_process(federation: Federation, tmp_path: 
     assert (whole.train.labels is None) == unlabelled == (not summary["labelled"])
     assert (summary["clients"], summary["train"]) == (CLIENTS, federation.sizes.tolist())
     assert (summary["test"], summary["server_test"]) == (federation.test_sizes.tolist(), 60)
-    run = f"fedtailor run data=csv:{tmp_path}/d/sites.csv data.partition=site clients=11 'data.template=a {{}}.'"
+    run = f"fedtailor run data=csv:{tmp_path}/d/sites.csv 'data.template=a {{}}.'"
     assert summary["run"] == run
 
 
@@ -165,7 +165,7 @@ def test_the_command(
     assert "not empty" in call(*deal, "--out", "my sites")
     told = call(*deal, "--out", "heap", "--unlabelled")
     assert "2 sites with 48 training and 36 test images, in heap" in told
-    assert "fedtailor run data=csv:heap/sites.csv data.partition=site clients=2" in told
+    assert "fedtailor run data=csv:heap/sites.csv" in told
     assert len(list((tmp_path / "heap/site-1/train").glob("*.png"))) == 24
     assert "Missing option '--out'" in call("data", "split", "drawn")
 

@@ -77,7 +77,7 @@ def test_what_is_half_labelled_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         folder(tmp_path / "nowhere")
-    write(tmp_path / "train/fox/scan.dcm", "")
+    write(tmp_path / "train/fox/scan.nii", "")
     with pytest.raises(UserError, match=r"no pictures to train on; their names must end in \.bmp"):
         folder(tmp_path)
     (tmp_path / "train").rename(tmp_path / "test")

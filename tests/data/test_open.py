@@ -5,7 +5,7 @@ import pytest
 from toys import paint, write
 
 from fedtailor.base.errors import UserError
-from fedtailor.data import DATASETS, check_dataset, default_root, open_dataset
+from fedtailor.data import DATASETS, default_root, open_dataset
 from fedtailor.data.dataset import histogram
 from fedtailor.data.datasets import drawn
 from fedtailor.data.groups import profile
@@ -72,32 +72,3 @@ def test_impossible_imbalances_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "classes.txt", "a")
     with pytest.raises(UserError, match="have no labels"):
         open_dataset(f"folder:{tmp_path}", imbalance=10)
-
-
-def test_check_reads_every_picture_and_reports_how_far_it_is(tmp_path: Path) -> None:
-    name = write_folder(tmp_path, {"a": 2, "b": 1})
-    steps = list(check_dataset(name))
-    assert [step.done for step in steps] == [1, 2, 3, 4, 5]
-    assert {step.total for step in steps} == {5}
-    assert not [step.finding for step in steps if step.finding]
-
-
-def test_check_lists_what_is_wrong(tmp_path: Path) -> None:
-    name = write_folder(tmp_path, {"a": 2})
-    write(tmp_path / "classes.txt", "a", "b")
-    (tmp_path / "train/a/1.png").write_bytes(b"broken")
-    findings = [step.finding for step in check_dataset(name) if step.finding]
-    assert findings[:2] == ["no training picture of 'b'", "no test picture of 'b'"]
-    assert "1.png" in findings[2]
-    assert ["download" in (step.finding or "") for step in check_dataset("cub", tmp_path)] == [True]
-
-
-def test_check_compares_with_the_published_sizes(tmp_path: Path) -> None:
-    for part in ("train", "val", "test"):
-        paint(tmp_path / f"dtd/images/banded/{part}.jpg")
-        write(tmp_path / f"dtd/labels/{part}1.txt", f"banded/{part}.jpg")
-    findings = [step.finding for step in check_dataset("dtd", tmp_path) if step.finding]
-    assert findings == [
-        "dtd has 2 training pictures, as published it has 3760",
-        "dtd has 1 test pictures, as published it has 1880",
-    ]

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from fedtailor.data.dataset import Dataset, Split
 from fedtailor.data.datasets.drawn import drawn
 from fedtailor.data.federation import federate
 from fedtailor.data.groups import profile, thin
-from fedtailor.data.partitions import PARTITIONS
-from fedtailor.data.partitions.base import Partition, Shares
+from fedtailor.data.partitions import PARTITIONS, dirichlet
+from fedtailor.data.partitions.base import Partition, Shares, capped
 from fedtailor.data.partitions.dirichlet import Dirichlet
 from fedtailor.data.partitions.dirichlet_plain import PlainDirichlet
 from fedtailor.data.partitions.iid import Iid
@@ -133,7 +134,7 @@ def test_fedcopls_test_cap_is_its_own() -> None:
 
 
 def test_an_impossible_minimum_says_what_to_change() -> None:
-    with pytest.raises(UserError, match="raise alpha, lower min_size"):
+    with pytest.raises(UserError, match=r"lower data\.min_size or data\.min_test, or raise data\.alpha"):
         Dirichlet(alpha=0.01)(toy([50] * 2, [50] * 2), 10, np.random.default_rng(0))
 
 
@@ -311,3 +312,38 @@ def test_released_draws_say_where_they_end() -> None:
         Quantity().released(toy([2] * 10, [20] * 10), 10, draws)
     with pytest.raises(UserError, match=r"larger data.alpha or data.draws=own"):
         Pachinko(alpha=1e-300).released(toy([9] * 4, [9] * 4, coarse=[0, 0, 1, 1]), 1, draws)
+
+
+def test_too_few_pictures_are_refused_before_any_draw() -> None:
+    """Broken: what no draw can give is drawn for a minute, since only training pictures were counted."""
+
+    class Untouched(np.random.Generator):
+        def permutation(self, *_: object, **__: object) -> NoReturn:
+            raise AssertionError("something was drawn")
+
+    rng = Untouched(np.random.PCG64(0))
+    with pytest.raises(
+        UserError, match=r"5 clients with 10 .* need 50 to test on, toy has 20; take 2 clients or fewer"
+    ):
+        Dirichlet()(toy([100, 100], [10, 10]), 5, rng)
+    with pytest.raises(UserError, match=r"need 20 to test on, .* or lower data\.min_test"):
+        Dirichlet(min_test=4)(toy([100, 100], [10, 9]), 5, rng)
+    with pytest.raises(UserError, match=r"need 50 to train on, toy has 40; .* or lower data\.min_size"):
+        Dirichlet()(toy([20, 20], [90, 90]), 5, rng)
+
+
+def test_a_hopeless_partition_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: clients=100 on drawn-lt, where each draw leaves a fifth of them short, draws 2000 times first."""
+    draws = []
+    monkeypatch.setattr(dirichlet, "capped", lambda *given: draws.append(1) or capped(*given))
+    counts = profile(300, 40, 100)
+    with pytest.raises(UserError, match=r"in 20 draws with alpha=0\.1, \d\d or more of 100 clients always had fewer"):
+        Dirichlet()(toy(counts.tolist(), [50] * 40), 100, np.random.default_rng(0))
+    assert len(draws) == 20 * 40
+
+
+def test_draws_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a partition that fails now and then, and then always, is drawn for ever."""
+    monkeypatch.setattr(dirichlet, "TRIES", 30)
+    with pytest.raises(UserError, match=r"in 30 draws .* take fewer clients, lower data\.min_size"):
+        Dirichlet(alpha=0.01, min_size=9)(toy([20, 20], [20, 20]), 4, np.random.default_rng(0))

@@ -40,12 +40,6 @@ def test_files_are_read_as_rgb_and_upright(tmp_path: Path) -> None:
     assert read.flags.writeable
 
 
-def test_deep_pictures_are_refused_not_clipped(tmp_path: Path) -> None:
-    Image.fromarray(np.full((2, 2), 4000, dtype=np.uint16)).save(tmp_path / "deep.png")
-    with pytest.raises(UserError, match=r"deep\.png has more than 8 bits"):
-        FileImages(tmp_path, ("deep.png",)).read(0)
-
-
 def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"not a picture")
     images = FileImages(tmp_path, ("broken.jpg", "gone.jpg"))

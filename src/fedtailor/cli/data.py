@@ -1,14 +1,21 @@
 """`fedtailor data …`"""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 from ..base.errors import UserError
 from .arguments import ANY_OPTION, Json, no_options, run_of
 from .output import display, emit, say, waiting
+
+if TYPE_CHECKING:
+    from ..data.check import Checked
 
 data_app = typer.Typer(help="Look at datasets and at who holds what.", no_args_is_help=True)
 
@@ -66,21 +73,35 @@ def data_check(
     root_folder: Annotated[Path | None, typer.Option("--root", help="where the files are")] = None,
     as_json: Json = False,
 ) -> None:
-    """Open a dataset, count it, decode every image; exit code 1 if anything is wrong."""
+    """Read every image and tell what will not be used, what is there twice and what is missing; exit code 1 if
+    something is likely wrong."""
     from ..data import check_dataset
     from .progress import Progress
 
-    findings = []
     with Progress(enabled=True) as progress:
-        for step in check_dataset(name, root_folder):
-            progress.on_progress("reading images", step.done, step.total)
-            findings += [step.finding] if step.finding else []
+        found = check_dataset(name, root_folder, progress.on_progress)
     if as_json:
-        emit({"data": name, "findings": findings, "ok": not findings})
+        emit(found.document())
     else:
-        say("\n".join(findings) if findings else f"{name}: nothing wrong")
-    if findings:
+        print_checked(found)
+    if not found.ok:
         raise typer.Exit(1)
+
+
+def print_checked(found: Checked) -> None:
+    console = Console(highlight=False)
+    if found.facts:
+        console.print(", ".join(f"{count} {what}" for what, count in found.facts.items()), markup=False)
+    for note in found.notes:
+        console.print(note, style="yellow", markup=False)
+    if found.findings:
+        table = Table("", "found", Column("", justify="right"), Column("such as", overflow="fold"))
+        for finding in sorted(found.findings, key=lambda finding: not finding.wrong):
+            mark = "[red]wrong?[/]" if finding.wrong else "note"
+            table.add_row(mark, escape(finding.what), str(finding.count), escape("\n".join(finding.examples)))
+        console.print(table)
+    if found.ok:
+        console.print(f"{found.name}: nothing wrong", markup=False)
 
 
 @data_app.command("split", context_settings=ANY_OPTION)

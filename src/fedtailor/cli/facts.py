@@ -58,7 +58,10 @@ def tuners() -> list[Facts]:
 
 
 def datasets() -> list[Facts]:
-    notes = {"folder:PATH": "a folder of images, a sub-folder a class", "csv:PATH": "a table: path, label, split, site"}
+    notes = {
+        "folder:PATH": "your own images, sub-folders for classes, sites, train and test",
+        "csv:PATH": "a table: path, label, split, site, group",
+    }
     rows: list[Facts] = []
     for name in (*DATASETS, *(f"{form}:PATH" for form in FORMS)):
         source = DATASETS.get(name)

@@ -60,6 +60,9 @@ def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0)
         say(pseudo_line(s["labels"], s["pseudo_labels"]))
     for note in s.get("notes", []):
         say(note, "yellow")
+    if absent := s.get("never_took_part"):
+        which = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+        say(f"{len(absent)} client(s) never took part ({which}); more rounds or a larger fraction reach them", "yellow")
     if leak:
         say("the server had the test set to validate on (data.server=test): no fair result", "yellow")
     if validation:

@@ -1,7 +1,7 @@
 """Datasets by name: in one process, at a server or a site, and whether one is complete and readable."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +11,9 @@ import numpy as np
 import platformdirs
 
 from ..base.errors import UserError, unknown
+from ..base.progress import ProgressFn
 from ..base.rng import numpy_generator
+from .check import Checked, Finding, check, without_broken
 from .dataset import Dataset, Rng, histogram
 from .datasets import cifar, drawn, fashion, own, published
 from .groups import profile, thin
@@ -58,8 +60,20 @@ def find_source(name: str, **options: Any) -> Source:
     if colon and form in FORMS:
         return Source(lambda _: FORMS[form](Path(path).expanduser(), **options))
     if name not in DATASETS:
+        where = Path(path if colon else name).expanduser()
+        if fits := "folder" if where.is_dir() else "csv" if where.suffix.lower() == ".csv" else "":
+            raise UserError(f"unknown dataset {name!r}; for your own pictures write {fits}:{path if colon else name}")
         raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
+
+
+def find_sites(name: str) -> int:
+    """How many sites a user's own training pictures come from, where folders or a table tell; 0: they do not."""
+    form, _, path = name.partition(":")
+    if form not in FORMS or not Path(path).expanduser().exists():
+        return 0  # opening it will say what is wrong
+    sites = find_source(name, must_train=False).load(Path()).train.sites
+    return 0 if sites is None else len(np.unique(sites))
 
 
 def open_dataset(
@@ -70,17 +84,22 @@ def open_dataset(
     most: int = 0,
     seed: int = 0,
     rng: np.random.RandomState | None = None,
+    broken: str = "error",
+    progress: ProgressFn | None = None,
     **options: Any,
 ) -> Dataset:
     """A dataset by name. `imbalance` (IF) makes a long tail of the training part: 1 none, None the name's own; `most`
     is the largest number of pictures that a class keeps, 0: all. It is thinned by the seed, class after class; or by
-    `rng` as the released codes do, from the largest on."""
+    `rng` as the released codes do, from the largest on. `broken="skip"` first reads every picture, and leaves out those
+    that cannot be read."""
     source = find_source(name, **options)
     if imbalance is not None and not 1 <= imbalance < float("inf"):
         raise UserError(f"imbalance must be 1 (as it is) or more, such as 100, got {imbalance}")
     if source.imbalance is None and imbalance not in (None, 1):
         raise UserError(f"{name} brings its own long tail, so imbalance={imbalance} cannot be set; leave imbalance out")
     dataset = replace(source.load(root or default_root()), name=name)
+    if broken == "skip":
+        dataset = without_broken(dataset, progress)
     factor, C = imbalance or source.imbalance or 1, len(dataset.classes)
     if factor == 1 and not most:
         return dataset
@@ -95,14 +114,14 @@ def open_dataset(
     return replace(dataset, train=dataset.train.subset(kept))
 
 
-def for_server(name: str, root: Path | None = None) -> Dataset:
+def for_server(name: str, root: Path | None = None, broken: str = "error") -> Dataset:
     """A dataset that may have no training pictures, or no pictures at all if `classes.txt` names the classes."""
-    return open_dataset(name, root, must_train=False)
+    return open_dataset(name, root, broken=broken, must_train=False)
 
 
-def for_site(name: str, root: Path | None, classes: Sequence[str]) -> Dataset:
+def for_site(name: str, root: Path | None, classes: Sequence[str], broken: str = "error") -> Dataset:
     """A site's dataset under the federation's class names; it may consist of unlabelled pictures alone."""
-    return with_classes(open_dataset(name, root, otherwise=classes), classes)
+    return with_classes(open_dataset(name, root, broken=broken, otherwise=classes), classes)
 
 
 def with_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
@@ -125,37 +144,12 @@ def hinted(name: str, classes: Sequence[str]) -> str:
     return f"{name!r} (did you mean {near[0]!r}?)" if near else repr(name)
 
 
-@dataclass(frozen=True)
-class CheckStep:
-    """One step of `fedtailor data check`: how far it is, and what it found wrong, if anything."""
-
-    done: int
-    total: int
-    finding: str | None = None
-
-
-def check_dataset(name: str, root: Path | None = None) -> Iterator[CheckStep]:
+def check_dataset(name: str, root: Path | None = None, progress: ProgressFn | None = None) -> Checked:
     """Opens the dataset as downloaded (before any thinning), counts it and reads every picture."""
-    source = find_source(name)
+    source, (form, _, path) = find_source(name), name.partition(":")
     try:
-        dataset = source.load(root or default_root())
+        dataset = replace(source.load(root or default_root()), name=name)
+        layout = own.layout_of(Path(path).expanduser()) if form == "folder" else None
     except UserError as error:
-        yield CheckStep(0, 0, str(error))
-        return
-    parts = {"training": dataset.train, "test": dataset.test}
-    total = sum(map(len, parts.values()))
-    for (what, split), size in zip(parts.items(), source.sizes or (None, None), strict=True):
-        if size is not None and len(split) != size:
-            yield CheckStep(0, total, f"{name} has {len(split)} {what} pictures, as published it has {size}")
-        elif len(split) == 0:
-            yield CheckStep(0, total, f"{name} has no {what} pictures")
-        if split.labels is not None and len(split):
-            for label in np.flatnonzero(histogram(split.labels, len(dataset.classes)) == 0):
-                yield CheckStep(0, total, f"no {what} picture of {dataset.classes[label]!r}")
-    everything = [(split, index) for split in parts.values() for index in range(len(split))]
-    for done, (split, index) in enumerate(everything, 1):
-        try:
-            split.images.read(index)
-            yield CheckStep(done, total)
-        except UserError as error:
-            yield CheckStep(done, total, str(error))
+        return Checked(name, [Finding(str(error), 1, wrong=True)], {})
+    return check(dataset, source.sizes, layout, form in FORMS, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +11,12 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
-from ..base.errors import UserError
 from .paper import AS_CLIP, PaperPreprocess, Pixels
+from .pictures import BROKEN, DICOM, BrokenPicture, open_picture, read_picture
 
 Indices = NDArray[np.int64]
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
-NO_PICTURE = "no picture at {}; put it there or take it out of the list"
 
 
 class Readable(Protocol):
@@ -73,39 +71,30 @@ class FileImages:
     def read(self, index: int) -> Pixels:
         return read_picture(self.root / self.paths[index])
 
+    def unopenable(self) -> Iterator[Path]:
+        """Pictures that are not even begun like one; a quick look, which finds no damage further on."""
+        for name in self.paths:
+            if name.lower().endswith(DICOM):
+                continue  # not Pillow's
+            try:
+                open_picture(self.root / name).close()
+            except BROKEN:
+                yield self.root / name
+
     @cached_property
     def fingerprint(self) -> str:
         # Size and time stand in for content: reading a large folder would cost more than the cache saves.
-        digest = hashlib.sha256(b"files")
+        digest = hashlib.sha256(b"files, as pictures.py reads them")
         for path in self.paths:
             try:
                 stat = (self.root / path).stat()
             except FileNotFoundError as error:
-                raise UserError(NO_PICTURE.format(self.root / path)) from error
+                raise BrokenPicture(self.root / path, "there is no such file") from error
             digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
     def subset(self, indices: Indices) -> FileImages:
         return FileImages(self.root, tuple(self.paths[int(index)] for index in indices))
-
-
-def read_picture(path: Path) -> Pixels:
-    try:
-        with Image.open(path) as picture:
-            return pixels_of(picture, path)
-    except FileNotFoundError as error:
-        raise UserError(NO_PICTURE.format(path)) from error
-    # Pillow's decoders report a damaged file with any of these.
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise UserError(f"cannot read the picture {path}: {error}; replace or remove this file") from error
-
-
-def pixels_of(picture: Image.Image, name: object) -> Pixels:
-    if picture.mode.startswith(("I", "F")):
-        # Which value is black and which is white is for the user to say.
-        raise UserError(f"{name} has more than 8 bits per value (mode {picture.mode}); save it with 8")
-    # Cameras store the picture as the sensor saw it and note how it was held: people see it turned upright.
-    return np.array(ImageOps.exif_transpose(picture).convert("RGB"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +104,10 @@ class Split:
     images: Images
     labels: Indices | None  # None: nobody has labelled them
     sites: Indices | None = None  # where they come from, if known
+    groups: Indices | None = None  # which belong together (of one patient, say) and must not be trained and tested on
 
     def __post_init__(self) -> None:
-        for what, values in (("labels", self.labels), ("sites", self.sites)):
+        for what, values in (("labels", self.labels), ("sites", self.sites), ("groups", self.groups)):
             if values is not None and (values.dtype != np.int64 or values.shape != (len(self),)):
                 raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
             if values is not None and len(values) and values.min() < 0:
@@ -127,8 +117,8 @@ class Split:
         return len(self.images)
 
     def subset(self, indices: Indices) -> Split:
-        labels, sites = (None if values is None else values[indices] for values in (self.labels, self.sites))
-        return Split(self.images.subset(indices), labels, sites)
+        numbers = (self.labels, self.sites, self.groups)
+        return Split(self.images.subset(indices), *(None if values is None else values[indices] for values in numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +132,8 @@ class Dataset:
     order: tuple[int, ...] | None = None  # classes from head to tail for a long tail; None: by index
     paper: PaperPreprocess = AS_CLIP  # how its papers' codes prepare it
     site_names: tuple[str, ...] = ()  # of the numbers in a split's sites, if they have names
+    broken: int = 0  # pictures that could not be read and were left out
+    notes: tuple[str, ...] = ()  # what was decided in reading it that its user did not say
 
     def __post_init__(self) -> None:
         C = len(self.classes)

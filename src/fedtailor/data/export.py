@@ -18,6 +18,8 @@ from .datasets.files import PHOTO, spelled
 from .datasets.own import COLUMNS, TableRow
 from .federation import Federation
 
+WRITTEN = COLUMNS.index("group")  # columns before it: the split is made, so groups have nothing left to say
+
 
 def write_sites(
     federation: Federation, out: Path, unlabelled: bool = False, progress: ProgressFn | None = None
@@ -59,10 +61,11 @@ def write_sites(
             place.mkdir(exist_ok=True)
             (place / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         with (out / "sites.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *(row for _, _, row in rows)])
+            csv.writer(file).writerows([row[:WRITTEN] for row in (COLUMNS, *(row for _, _, row in rows))])
     except OSError as error:
         raise UserError(f"cannot write into {out}: {error}; remove what is there or give another folder") from error
-    settings = [f"data=csv:{out / 'sites.csv'}", "data.partition=site", f"clients={federation.clients}"]
+    settings = [f"data=csv:{out / 'sites.csv'}"]  # its sites are the clients
+    settings += [] if federation.clients > 1 else ["data.partition=site", "clients=1"]
     settings += [f"data.template={dataset.template}"] if dataset.template != PHOTO else []
     return {
         "data": dataset.name,

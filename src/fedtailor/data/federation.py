@@ -6,7 +6,7 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.rng import numpy_generator
-from .dataset import Dataset, Indices, Split, by_label, histogram
+from .dataset import Dataset, Indices, Rng, Split, by_label, histogram
 from .partitions.base import Partition, Share, Shares
 from .released import ReleasedDraws
 
@@ -75,12 +75,23 @@ def federate(
             raise UserError(f"data.server={server_part}: {dataset.name} has no training labels to validate with")
         order = numpy_generator(seed, "server").permutation(len(train))
         held = int(server_part * len(order))
+        if train.groups is not None:
+            order, held = whole_groups(train.groups[order], order, held)
         if not 0 < held < len(order):
             raise UserError(f"data.server={server_part} of {len(order)} training images leaves nothing on one side")
         server, rest = (train.subset(np.sort(part)) for part in (order[:held], order[held:]))
         dataset = replace(dataset, train=rest)
     shares = partition(dataset, clients, numpy_generator(seed, "partition"))
     return Federation(dataset, shares, server, names=partition.names(dataset))
+
+
+def whole_groups(groups: Indices, order: Indices, held: int) -> tuple[Indices, int]:
+    """An order in which a group's pictures, drawn as `groups`, follow its first, and how many to hold so that the last
+    group is whole."""
+    _, first, which = np.unique(groups, return_index=True, return_inverse=True)
+    place = first[which]
+    together = np.argsort(place, kind="stable")
+    return order[together], int(np.searchsorted(place[together], place[together][max(held - 1, 0)], side="right"))
 
 
 def set_aside(federation: Federation, part: float, seed: int) -> Federation:
@@ -97,7 +108,8 @@ def hold_out(federation: Federation, part: float, seed: int, purpose: str = "val
     """The same clients, tested on a part of their training pictures instead of the test set.
 
     Class by class over all clients: `part` of its pictures, at least one, never all; a class of one picture stays in
-    training. A client's last picture of a class is taken only where no client can spare one.
+    training. A client's last picture of a class is taken only where no client can spare one. Groups stay whole: they
+    are drawn until every class has its part, but for those that hold all that is left of one.
     """
     dataset, labels = federation.dataset, federation.dataset.train.labels
     if labels is None:
@@ -106,13 +118,11 @@ def hold_out(federation: Federation, part: float, seed: int, purpose: str = "val
     owner = np.full(len(labels), -1)
     for k, share in enumerate(federation.shares):
         owner[share.train] = k
-    taken = []
-    for members in by_label(np.where(owner < 0, -1, labels), len(dataset.classes)):
-        order = rng.permutation(members)
-        last = np.isin(np.arange(len(order)), np.unique(owner[order], return_index=True)[1])  # one of each client's
-        count = min(max(round(part * len(order)), 1), len(order) - 1)
-        taken.append(order[np.argsort(last, kind="stable")][: max(count, 0)])
-    held = np.sort(np.concatenate(taken))
+    dealt = np.where(owner < 0, -1, labels)
+    if dataset.train.groups is None:
+        held = drawn_pictures(dealt, owner, len(dataset.classes), part, rng)
+    else:
+        held = drawn_groups(dealt, dataset.train.groups, len(dataset.classes), part, rng)
     shares = tuple(
         Share(np.setdiff1d(share.train, held, assume_unique=True), np.flatnonzero(owner[held] == k))
         for k, share in enumerate(federation.shares)
@@ -120,3 +130,38 @@ def hold_out(federation: Federation, part: float, seed: int, purpose: str = "val
     if not len(held) or any(len(share.test) and not len(share.train) for share in shares):
         raise UserError(f"data.{purpose}={part} of {len(labels)} training images leaves nothing on one side")
     return replace(federation, dataset=replace(dataset, test=dataset.train.subset(held)), shares=shares, held=held)
+
+
+def wanted(size: int, part: float) -> int:
+    """How many pictures of a class are held out."""
+    return max(min(max(round(part * size), 1), size - 1), 0)
+
+
+def drawn_pictures(labels: Indices, owner: Indices, classes: int, part: float, rng: Rng) -> Indices:
+    taken = []
+    for members in by_label(labels, classes):
+        order = rng.permutation(members)
+        last = np.isin(np.arange(len(order)), np.unique(owner[order], return_index=True)[1])  # one of each client's
+        taken.append(order[np.argsort(last, kind="stable")][: wanted(len(order), part)])
+    return np.sort(np.concatenate(taken))
+
+
+def drawn_groups(labels: Indices, groups: Indices, classes: int, part: float, rng: Rng) -> Indices:
+    dealt = np.flatnonzero(labels >= 0)
+    left = histogram(labels[dealt], classes)
+    due = np.array([wanted(int(size), part) for size in left])
+    taken = [dealt[:0]]
+    together = by_group(groups[dealt])
+    for chosen in rng.permutation(len(together)):
+        members = dealt[together[chosen]]
+        has = histogram(labels[members], classes)
+        if (due[has > 0] > 0).any() and (left > has)[has > 0].all():
+            left, due = left - has, due - has
+            taken.append(members)
+    return np.sort(np.concatenate(taken))
+
+
+def by_group(groups: Indices) -> list[Indices]:
+    """The indices of each group's pictures."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)

@@ -49,6 +49,9 @@ class Preprocess:
 
 def centre(image: Image.Image, size: int) -> Image.Image:
     short = min(image.size)
+    if max(image.size) > 16 * short:  # a strip, whose ends are cut off below: to enlarge them first may take gigabytes
+        left, top = (max((side - 4 * short) // 2, 0) for side in image.size)
+        image = image.crop((left, top, image.width - left, image.height - top))
     width, height = (size * side // short for side in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)

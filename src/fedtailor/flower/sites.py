@@ -17,7 +17,7 @@ from ..data.partitions.base import Share
 from ..remote.client import Session
 from ..remote.messages import Invitation
 from ..settings.run import Run, make_run
-from ..simulation.build import Experiment, assemble
+from ..simulation.build import Experiment, assemble, with_clip_note
 
 
 def server_experiment(run: Run) -> Experiment:
@@ -30,7 +30,10 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(
             f"data.calibrate={run.data.calibrate}: in a deployment the server sees no pictures of the sites"
         )
-    dataset = for_server(run.data.name, Path(run.data.root).expanduser() if run.data.root else None)
+    dataset = for_server(
+        run.data.name, Path(run.data.root).expanduser() if run.data.root else None, broken=run.data.broken
+    )
+    dataset = with_clip_note(run, dataset)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
     groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
@@ -46,7 +49,7 @@ def site_session(invitation: Invitation, data: str, backbone: str = "", device: 
     own = {"data.name": data, "data.root": "", "data.template": invitation.template}
     own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
     run = make_run(settings={**given, **own})
-    dataset = for_site(data, None, invitation.classes)
+    dataset = for_site(data, None, invitation.classes, run.data.broken)
     dataset = replace(dataset, template=invitation.template, paper=invitation.paper)
     if run.method.value.trains and not len(dataset.train):
         raise UserError(f"{data} has no pictures to train on")

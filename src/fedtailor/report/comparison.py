@@ -54,7 +54,8 @@ def comparison_table(summary: dict[str, Any], differences: bool = False) -> Rend
             table.add_row(Text(title), *(Text.assemble((cell.text, MARKS[cell.mark])) for cell in cells))
         parts += [Text(block.heading, style="italic"), table, ""]
     told = [caption(summary), *tuning_notes(summary), *(difference_notes(summary) if differences else [])]
-    return Group(*parts, *(Text(line, style="dim") for line in told))
+    notes = (Text(note, style="yellow") for note in summary.get("notes", []))  # an older table.json has none
+    return Group(*parts, *notes, *(Text(line, style="dim") for line in told))
 
 
 def blocks(summary: dict[str, Any]) -> list[Block]:

@@ -28,6 +28,7 @@ def markdown(summary: dict[str, Any]) -> str:
         f"* {summary['date']}: `{summary['command']}`",
         "* " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         f"* seeds {', '.join(map(str, summary['seeds']))}, and for every row `{' '.join(same)}`",
+        *(f"* {note}" for note in summary.get("notes", [])),
         "",
         f"{caption(summary)}.",
     ]
@@ -48,7 +49,7 @@ def markdown_block(block: Block) -> list[str]:
 
 def latex(summary: dict[str, Any]) -> str:
     r"""A table environment for each block; needs \usepackage{booktabs}."""
-    told = [caption(summary), *tuning_notes(summary), *difference_notes(summary)]
+    told = [caption(summary), *summary.get("notes", []), *tuning_notes(summary), *difference_notes(summary)]
     lines = [f"% {summary['command']}", *(f"% {line}" for line in told)]
     for block in [*blocks(summary), *difference_blocks(summary)]:
         lines += [

@@ -41,6 +41,7 @@ def summarise(
         "number": shown.number,
         "sort": shown.sort,
         "same": same_everywhere(plan),
+        "notes": said_by_all([run.get("notes", []) for here in found for runs in here.values() for run, _ in runs]),
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {**about, "Python": platform.python_version()},
@@ -52,6 +53,12 @@ def summarise(
     at = [short_keys(point.at) for point in plan.points]
     show = shown.show or shown.sort or "overall"
     return {"axes": axes, "show": show, "points": [{"at": a, **p} for a, p in zip(at, points, strict=True)], **rest}
+
+
+def said_by_all(notes: Sequence[Sequence[str]]) -> list[str]:
+    """What every run says: of the data and CLIP that they share, not of one method."""
+    first, *others = notes or [[]]
+    return [note for note in first if all(note in it for it in others)]
 
 
 def same_everywhere(plan: ComparisonPlan) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[s
         "template": experiment.run.data.template or dataset.template,
         "groups": {name: members.tolist() for name, members in experiment.groups.items()},
         "counts": experiment.federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)
+        "broken": dataset.broken,  # pictures that could not be read and were left out
         "zero_shot": {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)},
     }
 

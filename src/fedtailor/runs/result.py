@@ -55,6 +55,7 @@ def summarise(
         "balanced": {part: balanced(last[part]) for part in PARTS},
         "best": {part: best(counted[part], part) for part in PARTS},
         f"last{LAST}": {part: last_mean(counted[part], part) for part in PARTS},
+        "never_took_part": absent(run, rounds),
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
@@ -63,6 +64,12 @@ def summarise(
         "version": __version__,
         "run_dir": None if folder is None else str(folder),
     }
+
+
+def absent(run: Run, rounds: list[dict[str, Any]]) -> list[int]:
+    """Clients that no round has learned from: in no cohort, or never with a reply that counts."""
+    heard = {k for row in rounds for k in row["cohort"] if str(k) not in {str(lost) for lost in row.get("dropped", ())}}
+    return [k for k in run.method.value.everyone(run.clients) if k not in heard] if rounds else []
 
 
 def numbers(*scores: dict[str, Any]) -> dict[str, float | None]:

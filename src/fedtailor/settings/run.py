@@ -19,7 +19,7 @@ from ..base.errors import UserError, unknown
 from ..base.keys import flat
 from ..clip.load import BUNDLED
 from ..core import OWN, LocalTraining, Method, PrivacyStep, Rebalancer, Tuner
-from ..data import FORMS, find_source
+from ..data import FORMS, find_sites, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
 from ..data.partitions.base import Partition
@@ -46,6 +46,8 @@ PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "server": (AVERAGE, SERVER_OPTIMIZERS),
     "privacy": ("none", PRIVACY),
 }
+
+FEW = 10  # clients: then all take part in each round, unless a fraction is given
 
 T = TypeVar("T")
 
@@ -93,6 +95,9 @@ class Data(Strict):
     draws: Literal["own", "released"] = Field(
         "own", description="released: tail and clients by the generators and the order of draws of the released codes"
     )
+    broken: Literal["error", "skip"] = Field(
+        "error", description="pictures that cannot be read: end the run, or read all first and go on without these"
+    )
     groups: str = Field("capt", description="which classes are head, mid and tail: capt, fedpurel or fedloge")
     partition: InstanceOf[Chosen[Partition]]
 
@@ -128,7 +133,9 @@ class Run(Strict):
 
     rounds: int = Field(40, ge=1, title="T", description="communication rounds")
     clients: int = Field(20, ge=1, title="K")
-    fraction: float = Field(0.4, gt=0, le=1, description="of the clients that take part in a round")
+    fraction: float = Field(
+        0.4, gt=0, le=1, description=f"of the clients that take part in a round; of {FEW} or fewer all"
+    )
     seed: int = Field(0, ge=0)
     engine: str = Field("local", description="how passes reach the clients")
     threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
@@ -188,12 +195,14 @@ def make_run(
         if other := entry.presets[str(preset)].get("method.name"):
             name, entry = find_method(other)
             preset = None
-    partition = str(given.pop("data.partition.name", "dirichlet"))
+    sites = own_sites(given)
+    partition = str(given.pop("data.partition.name", "site" if sites else "dirichlet"))
     chosen = given.get("tuner.name", entry.tuner)
     layers = [entry.settings, entry.presets.get(str(preset), {})]
     if chosen != entry.tuner:  # what a recipe sets for the method's own tuner does not fit another
         layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.")} for layer in layers]
     layers += [entry.when.get((of, chosen), {}) for of in ("", str(preset or "default"))]
+    layers += [{"clients": sites}] if sites else []  # whatever a recipe says: its federation is another one
     first = {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition}
     own = {f"method.{short}": f"method.{full}" for short, full in entry.method.short.items()}
     last = {own.get(key, partition_key(key, partition)): value for key, value in given.items()}
@@ -201,7 +210,20 @@ def make_run(
     for layer in (first, *layers, last):
         for key, value in layer.items():
             put(document, key, value)
+    clients = document.get("clients", Run.model_fields["clients"].default)
+    if "fraction" not in document and isinstance(clients, int) and 1 <= clients <= FEW:
+        document["fraction"] = 1.0
     return resolve(document, name, entry)
+
+
+def own_sites(given: Mapping[str, Any]) -> int:
+    """How many sites a user's own pictures come from, if these are to be the clients: unless another partition is
+    chosen, or a key of another."""
+    default = {f"data.{key}" for key in PARTITIONS["dirichlet"].model_fields}
+    if given.get("data.partition.name", "site") != "site" or default & set(given):
+        return 0
+    sites = find_sites(str(given.get("data.name", "")))
+    return sites if sites > 1 else 0
 
 
 def find_method(name: Any) -> tuple[str, Entry]:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +14,26 @@ from ..base.progress import ProgressFn
 from ..client.data import ClientData
 from ..client.features import CachedFeatures, FeatureStore, LiveFeatures, make_features
 from ..client.job import Job
-from ..clip.load import Checkpoint, load
+from ..clip.load import BUNDLED, Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
+from ..data.check import few_broken
 from ..data.dataset import Dataset, Images, histogram
+from ..data.datasets import drawn
 from ..data.federation import Federation, federate, hold_out, set_aside
 from ..data.groups import GROUPS, Groups
+from ..data.pictures import BrokenPicture
 from ..data.preprocess import Preprocess, preprocess
 from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
 from ..settings.run import Run
 
+ONLY_DRAWN = (
+    "the bundled CLIP knows drawn figures, not photographs: take backbone=openai/clip-vit-base-patch16, or, for "
+    "photographs of 32 pixels in a clone, backbone=lab-vit"
+)
 NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
 
 
@@ -51,21 +58,26 @@ class Experiment:
     @property
     def notes(self) -> tuple[str, ...]:
         """What numbers alone would not tell, for output, result.json and run.toml."""
-        return tuple(filter(None, (self.job.model.tuner.note(self.job.model.clip), self.job.method.lent)))
+        told = self.job.model.tuner.note(self.job.model.clip), self.job.method.lent, *self.federation.dataset.notes
+        return tuple(filter(None, told))
 
     @property
     def groups(self) -> Groups:
         return self.tests.groups
 
 
-def deal(run: Run) -> tuple[Federation, Groups]:
+def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
     root = Path(run.data.root).expanduser() if run.data.root else None
     data, draws = run.data, None
     if data.draws == "released":
         draws = ReleasedDraws.seeded(run.seed, data.seed if (data.imbalance or 1) > 1 else run.seed)
     rng = draws.numpy if draws else None
-    dataset = open_dataset(data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng)
+    dataset = open_dataset(
+        data.name, root, imbalance=data.imbalance, most=data.most, seed=data.seed, rng=rng,
+        broken=data.broken, progress=progress,
+    )  # fmt: skip
+    dataset = with_clip_note(run, dataset)
     held = 0.0 if data.server == "test" else data.server
     federation = federate(dataset, data.partition.value, run.clients, run.seed, held, draws)
     if data.validation:
@@ -77,11 +89,18 @@ def deal(run: Run) -> tuple[Federation, Groups]:
     return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
 
 
+def with_clip_note(run: Run, dataset: Dataset) -> Dataset:
+    """Says so where the bundled CLIP is to see anything but what it knows. A network from scratch needs no CLIP."""
+    if run.backbone.name != BUNDLED or run.tuner.name == "resnet" or set(dataset.classes) <= set(drawn.CLASSES):
+        return dataset
+    return replace(dataset, notes=(*dataset.notes, ONLY_DRAWN))
+
+
 def build(run: Run, progress: ProgressFn | None = None) -> Experiment:
     """An experiment from its settings alone."""
     if progress:
         progress("opening the data", 0, 1)
-    federation, groups = deal(run)
+    federation, groups = deal(run, progress)
     if progress:
         progress("opening the data", 1, 1)
     return assemble(run, federation, groups, load(run.backbone.name), progress)
@@ -117,7 +136,10 @@ def assemble(
     transform = preprocess(run.data.preprocess, dataset.paper, size, checkpoint.mean, checkpoint.std)
 
     def features(images: Images, training: bool, stage: str = "") -> FeatureStore:
-        return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
+        try:
+            return make_features(model, checkpoint.digest, images, transform, training, cache, progress, stage)
+        except BrokenPicture as error:
+            raise few_broken(error, images) from error
 
     def plain_features(images: Images) -> FeatureStore | None:
         """CLIP's own, where the tuner enters the tower below its end: a second encoding, made once for all runs."""

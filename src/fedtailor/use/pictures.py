@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from ..base.errors import UserError
-from ..data.dataset import pixels_of, read_picture
 from ..data.datasets.files import SUFFIXES
 from ..data.paper import Pixels
+from ..data.pictures import BROKEN, read_picture, to_rgb
 
 Picture = str | PathLike[str] | Image.Image
 BLANK = np.zeros((1, 1, 3), np.uint8)
@@ -27,10 +27,12 @@ class Pictures:
     def read(self, index: int) -> Pixels:
         item = self.items[index]
         try:
-            return pixels_of(item, name_of(item, index)) if isinstance(item, Image.Image) else read_picture(Path(item))
+            return to_rgb(item) if isinstance(item, Image.Image) else read_picture(Path(item))
         except UserError as error:
             self.failed[index] = str(error)
-            return BLANK
+        except BROKEN as error:  # an image that was opened, and is found to be damaged now
+            self.failed[index] = f"cannot read {name_of(item, index)}: {error}"
+        return BLANK
 
 
 def name_of(item: Picture, index: int) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import FileImages, Indices, Split
+from ..pictures import DICOM
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", DICOM})
 PHOTO = "a photo of a {}."
 
 # What a file name cannot hold or would not give back: a leading dot hides a file, Windows drops one at the end.
@@ -70,17 +71,38 @@ def spelled(name: str) -> str:
 
 
 def listed(root: Path, paths: Sequence[str], *numbers: Sequence[int] | None) -> Split:
-    """`numbers` are the labels and, if told, the sites."""
+    """`numbers` are the labels and, if told, the sites and the groups."""
     arrays = (None if values is None else np.array(values, dtype=np.int64) for values in numbers)
     return Split(FileImages(root, tuple(paths)), *arrays)
 
 
-def hold_out(labels: Indices, step: int = 5) -> tuple[Indices, Indices]:
-    """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones."""
+def hold_out(
+    labels: Indices, step: int = 5, sites: Indices | None = None, groups: Indices | None = None, least: int = 0
+) -> tuple[Indices, Indices]:
+    """Indices (train, test): within each class every `step`-th picture is for testing, always the same ones; counted
+    site after site, so that each has its part. Groups stay whole: every `step`-th of those that are mostly of a class,
+    or its last if it has two or more. `least`: so many of a class that has two or more."""
+    if groups is not None:
+        alike, first = np.unique(groups, return_index=True)
+        mostly = commonest(labels, groups)
+        chosen = hold_out(mostly, step, None if sites is None else sites[first], least=1)[1]
+        test = np.isin(groups, alike[chosen])
+        return np.flatnonzero(~test), np.flatnonzero(test)
     test = np.zeros(len(labels), dtype=np.bool_)
+    order = np.arange(len(labels)) if sites is None else np.argsort(sites, kind="stable")
     for label in np.unique(labels):
-        test[np.flatnonzero(labels == label)[step - 1 :: step]] = True
+        members = order[labels[order] == label]
+        held = members[step - 1 :: step]
+        test[members[-least:] if len(held) < least < len(members) else held] = True
     return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def commonest(labels: Indices, groups: Indices) -> Indices:
+    """The label that most pictures of a group have, for each group in order; of equals the first."""
+    cells, times = np.unique(np.stack([groups, labels]), axis=1, return_counts=True)
+    order = np.lexsort((cells[1], -times, cells[0]))
+    _, first = np.unique(cells[0][order], return_index=True)
+    return np.asarray(cells[1][order][first])
 
 
 def class_names(path: Path, found: list[str], where: Path, otherwise: Sequence[str] = ()) -> list[str]:

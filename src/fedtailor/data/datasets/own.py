@@ -1,8 +1,9 @@
-"""A user's own pictures: `folder:PATH`, one folder per class or unlabelled in one heap, and `csv:PATH`, a table."""
+"""A user's own pictures: `folder:PATH`, sub-folders for splits, sites and classes, and `csv:PATH`, a table."""
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -11,41 +12,54 @@ import numpy as np
 
 from ...base.errors import UserError
 from ..dataset import Dataset, Split
-from .files import PHOTO, SUFFIXES, class_names, folders, hold_out, listed, pictures, readable
+from .files import PHOTO, SUFFIXES, class_names, hold_out, listed, read_lines, readable
+from .layout import Layout, read_layout, split_of
+
+NAMES = "classes.txt"
 
 
 def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
-    """`root/train/<class>/…` and `root/test/<class>/…`, or `root/<class>/…`, or unlabelled pictures in `root/train`.
-    `otherwise` are the class names if the folder itself has none. Without `must_train`, there may be no pictures."""
+    """Pictures by their folders (layout.py). `otherwise` are the class names if the folder itself has none. Without
+    `must_train`, there may be no pictures."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
-    names_file, train_part, test_part = (root / name for name in ("classes.txt", "train", "test"))
-    if train_part.is_dir() or test_part.is_dir():
-        loose, train_names, test_names = pictures(train_part), folders(train_part), folders(test_part)
-        if loose and train_names:
-            facts = f"holds pictures such as {loose[0]} beside folders such as {train_names[0]}"
-            todo = "put all pictures into class folders (labelled) or none (unlabelled)"
-            raise UserError(f"{train_part} {facts}; {todo}")
-        if stray := pictures(test_part):
-            raise UserError(f"{test_part / stray[0]} has no label; put test pictures into one folder per class")
-        names = class_names(names_file, sorted({*train_names, *test_names}), root, otherwise)
-        heap = listed(root, [f"train/{name}" for name in loose], None)
-        train, test = heap if loose else labelled(root, "train/", names), labelled(root, "test/", names)
-    else:
-        names = class_names(names_file, folders(root), root, otherwise)
-        both = labelled(root, "", names)
-        train, test = (both.subset(part) for part in hold_out(np.asarray(both.labels)))
-    if must_train and test_part.is_dir() and not train_part.is_dir():
-        raise UserError(f"{root} has test/ but no train/; add train/, or put the class folders straight into {root}")
-    if must_train and not len(train):
+    layout, names_file = layout_of(root, otherwise), root / NAMES
+    check_heaps(root, layout)
+    if must_train and layout.splits and "train" not in layout.splits:
+        there = ", ".join(f"{split}/" for split in sorted(layout.splits))
+        raise UserError(f"{root} has {there} but no train/; add train/, or put the class folders straight into {root}")
+    names = class_names(names_file, layout.classes, root, otherwise)
+    numbers = {name: number for number, name in enumerate(names)}
+    rows = [TableRow(p.path, p.label, p.split, p.site) for p in layout.pictures]
+    rows.sort(key=lambda row: (row.site, numbers.get(row.label, -1), row.path.split("/")))
+    made = dataset_of(f"folder:{root}", root, rows, names, layout.splits, must_train and not otherwise)
+    if must_train and not len(made.train):
         raise UserError(f"{root} has no pictures to train on; their names must end in {', '.join(sorted(SUFFIXES))}")
-    return Dataset(f"folder:{root}", tuple(map(readable, names)), PHOTO, train, test)
+    if not layout.outside:
+        return made
+    unused = f"{len(layout.outside)} picture(s) outside the class folders are not used ({listing(layout.outside)})"
+    return replace(made, notes=(*made.notes, unused))
 
 
-def labelled(root: Path, part: str, names: list[str]) -> Split:
-    found = [pictures(root / part / name) for name in names]
-    paths = [f"{part}{name}/{file}" for name, files in zip(names, found, strict=True) for file in files]
-    return listed(root, paths, np.repeat(np.arange(len(names)), [len(files) for files in found]).tolist())
+def listing(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def layout_of(root: Path, otherwise: Sequence[str] = ()) -> Layout:
+    known = read_lines(root / NAMES) if (root / NAMES).is_file() else otherwise
+    return read_layout(root, {readable(name) for name in known})
+
+
+def check_heaps(root: Path, layout: Layout) -> None:
+    """Only training pictures may be without a label, and then all of them."""
+    loose = {row.split: row for row in reversed(layout.pictures) if not row.label}
+    for split, first in loose.items():
+        if split != "train":
+            raise UserError(f"{root / first.path} has no label; put {split} pictures into one folder per class")
+        if beside := [row for row in layout.pictures if row.split == split and row.label]:
+            facts = f"holds pictures such as {Path(first.path).name} beside folders such as {beside[0].label}"
+            todo = "put all pictures into class folders (labelled) or none (unlabelled)"
+            raise UserError(f"{(root / first.path).parent} {facts}; {todo}")
 
 
 class TableRow(NamedTuple):
@@ -55,45 +69,63 @@ class TableRow(NamedTuple):
     label: str = ""
     split: str = ""
     site: str = ""
+    group: str = ""
 
 
 COLUMNS = TableRow._fields
+ALSO = {"patient": "group", "patient_id": "group"}  # other names of a column
 
 
 def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
     rows = read_rows(path)
-    train, test = divided(path, rows)
-    if must_train and not train:
+    if filled(path, rows, "split", "data"):
+        if wrong := [row for row in rows if not split_of(row.split)]:
+            raise UserError(f"{path}: split must be train, test or val, got {wrong[0].split!r} for {wrong[0].path}")
+        rows = [row._replace(split=split_of(row.split)) for row in rows]
+    splits = {row.split for row in rows} - {""}
+    if must_train and splits and "train" not in splits:
         raise UserError(f"{path} has no train rows; write train into the split column of some")
-    if test and not filled(path, test, "label", "test"):
-        raise UserError(f"{path}: the test rows have no labels to test with; label them or make them train rows")
-    found = sorted({row.label for row in rows} - {""})
-    names = class_names(path.with_name("classes.txt"), found, path, otherwise)
-    numbers = {name: number for number, name in enumerate(names)}
-    sites = {site: number for number, site in enumerate(sorted({row.site for row in rows if row.site}))}
+    filled(path, rows, "group", "data")
+    names = class_names(path.with_name(NAMES), sorted({row.label for row in rows} - {""}), path, otherwise)
+    return dataset_of(f"csv:{path}", path, rows, names, splits, must_train and not otherwise)
+
+
+def dataset_of(
+    name: str, where: Path, rows: list[TableRow], names: list[str], splits: Collection[str], alone: bool
+) -> Dataset:
+    """Training and test pictures of rows that are in order. Where nobody has set some aside for testing, every fifth of
+    a class is; of a place that is not alone, only if it has no training part either. Notes tell what nobody said."""
+    numbers = {label: number for number, label in enumerate(names)}
+    sites, groups = (sorted({getattr(row, column) for row in rows} - {""}) for column in ("site", "group"))
+    site_of, group_of = ({value: number for number, value in enumerate(values)} for values in (sites, groups))
 
     def split(part: list[TableRow], what: str) -> Split:
         # No test rows is an empty labelled split, not an unlabelled one: there is nothing to label.
-        labels = [numbers[row.label] for row in part] if filled(path, part, "label", what) or not part else None
-        places = [sites[row.site] for row in part] if filled(path, part, "site", what) else None
-        return listed(path.parent, [row.path for row in part], labels, places)
+        labels = [numbers[row.label] for row in part] if filled(where, part, "label", what) or not part else None
+        places = [site_of[row.site] for row in part] if filled(where, part, "site", what) else None
+        together = [group_of[row.group] for row in part] if groups and part else None
+        return listed(where if where.is_dir() else where.parent, [row.path for row in part], labels, places, together)
 
-    parts = split(train, "train"), split(test, "test")
-    return Dataset(f"csv:{path}", tuple(map(readable, names)), PHOTO, *parts, site_names=tuple(sites))
-
-
-def divided(path: Path, rows: list[TableRow]) -> tuple[list[TableRow], list[TableRow]]:
-    """Train and test rows, by the split column or, if it is empty, every fifth of a class for testing."""
-    if filled(path, rows, "split", "data"):
-        if wrong := [row for row in rows if row.split not in ("train", "test")]:
-            raise UserError(f"{path}: split must be train or test, got {wrong[0].split!r} for {wrong[0].path}")
-        return [row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"]
-    if not filled(path, rows, "label", "data"):
-        return rows, []
-    _, labels = np.unique([row.label for row in rows], return_inverse=True)
-    train, test = hold_out(labels.astype(np.int64))
-    return [rows[index] for index in train], [rows[index] for index in test]
+    tested = "test" if "test" in splits or "val" not in splits else "val"
+    train = split([row for row in rows if row.split in ("train", "")], "train" if splits else "data")
+    test = split([row for row in rows if row.split == tested], tested)
+    if test.labels is None:
+        raise UserError(f"{where}: the {tested} rows have no labels to test with; label them or make them train rows")
+    notes = [f"{len(sites)} sites: {listing(sites)}"] if len(sites) > 1 else []
+    if tested == "val":
+        notes.append(f"no test pictures: the {len(test)} validation pictures are tested on")
+    elif unused := sum(row.split == "val" for row in rows):
+        notes.append(f"{unused} validation pictures are not used (data.validation takes its own from the training set)")
+    if train.groups is not None and test.groups is not None and len(both := np.intersect1d(train.groups, test.groups)):
+        facts = f"{len(both)} group(s) have pictures in train and in {tested}, the first is {groups[both[0]]!r}"
+        raise UserError(f"{where}: {facts}; put all pictures of a group on one side, or take out the column split")
+    if tested not in splits and train.labels is not None and len(train) and (alone or not splits):
+        train, test = (train.subset(part) for part in hold_out(train.labels, 5, train.sites, train.groups))
+        which = "groups" if groups else "pictures"
+        facts = f"every fifth of a class's {which} is held out, {len(test)} of {len(train) + len(test)} pictures"
+        notes.append(f"no test pictures: {facts}")
+    return Dataset(name, tuple(map(readable, names)), PHOTO, train, test, site_names=tuple(sites), notes=tuple(notes))
 
 
 def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
@@ -107,13 +139,14 @@ def filled(path: Path, rows: list[TableRow], column: str, what: str) -> bool:
 
 def read_rows(path: Path) -> list[TableRow]:
     if not path.is_file():
-        raise UserError(f"{path} is not a file; give a CSV file with a header: path and, if known, label, split, site")
+        known = ", ".join(COLUMNS[1:])
+        raise UserError(f"{path} is not a file; give a CSV file with a header: path and, if known, {known}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = [line for line in csv.reader(file, strict=True) if line] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a well-formed CSV file in UTF-8: {error}") from error
-    header = [column.strip() for column in header]
+    header = [ALSO.get(column.strip().lower(), column.strip()) for column in header]
     # Users may have columns of their own, but a misspelt one would silently mean "unlabelled".
     for column in header:
         near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)

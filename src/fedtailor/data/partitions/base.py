@@ -15,7 +15,7 @@ from ..released import ReleasedDraws
 Weights = NDArray[np.float64]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, title="α")]
 
-TRIES = 2000  # a few seconds at CIFAR size; settings that work at all need far fewer
+TRIES = 2000  # seconds to a minute; settings that work at all need far fewer
 
 
 class Share(NamedTuple):
@@ -74,20 +74,27 @@ def random_parts(split: Split, clients: int, rng: Rng) -> list[Indices]:
     return np.array_split(rng.permutation(len(split)).astype(np.int64), clients)
 
 
-def members_for(name: str, dataset: Dataset, clients: int, least: int = 1) -> list[tuple[Indices, Indices]]:
+def members_for(
+    name: str, dataset: Dataset, clients: int, least: int = 1, least_test: int = 0
+) -> list[tuple[Indices, Indices]]:
     """The training and the test pictures of each class. The partition of that name needs labels of both."""
     C, labels, test_labels = len(dataset.classes), dataset.train.labels, dataset.test.labels
     if labels is None or test_labels is None:
         which = f"the {'training' if labels is None else 'test'} pictures of {dataset.name}"
         raise UserError(f"partition {name} needs labels and {which} have none; take iid or site")
-    check_size(dataset, clients, least)
+    check_size(dataset, clients, least, least_test)
     return list(zip(by_label(labels, C), by_label(test_labels, C), strict=True))
 
 
-def check_size(dataset: Dataset, clients: int, least: int = 1) -> None:
-    pictures, least = len(dataset.train), max(least, 1)
+def check_size(dataset: Dataset, clients: int, least: int = 1, least_test: int = 0) -> None:
+    """Whether there are enough pictures for all, before anything is drawn."""
     if clients < 1:
         raise UserError(f"clients must be 1 or more, got {clients}")
-    if clients * least > pictures:
-        needed = f"{clients} clients with {least} picture(s) or more each need {clients * least} to train on"
-        raise UserError(f"{needed}, {dataset.name} has {pictures}; take {pictures // least} clients or fewer")
+    for pictures, each, what, key in (
+        (len(dataset.train), max(least, 1), "to train on", "min_size"),
+        (len(dataset.test), least_test, "to test on", "min_test"),
+    ):
+        if clients * each > pictures:
+            needed = f"{clients} clients with {each} picture(s) or more each need {clients * each} {what}"
+            lower = f", or lower data.{key}" if each > 1 else ""
+            raise UserError(f"{needed}, {dataset.name} has {pictures}; take {pictures // each} clients or fewer{lower}")

@@ -6,6 +6,10 @@ from ..dataset import Dataset, Rng
 from ..released import ReleasedDraws
 from .base import NOTHING, TRIES, Alpha, Partition, Share, Shares, capped, cut, deal, members_for
 
+# Where so many clients come short in each of the first draws, on average, waiting for a draw without any is in vain: by
+# Poisson's law it is one in e¹⁴.
+FIRST, HOPELESS = 20, 14
+
 
 class Dirichlet(Partition):
     """CAPT: each class is dealt out by Dirichlet shares; a client that has its fair number of pictures gets no more."""
@@ -24,10 +28,11 @@ class Dirichlet(Partition):
     )
 
     def __call__(self, dataset: Dataset, clients: int, rng: Rng) -> Shares:
-        members = members_for("dirichlet", dataset, clients, self.min_size)
         size, test_size = len(dataset.train), len(dataset.test)
         min_test = (self.min_size if self.min_test is None else self.min_test) if test_size else 0
-        for _ in range(TRIES):
+        members = members_for("dirichlet", dataset, clients, self.min_size, min_test)
+        short = list[int]()  # clients without enough, in each draw
+        while len(short) < TRIES and not (len(short) == FIRST and sum(short) > FIRST * HOPELESS):
             dealt = [NOTHING] * clients
             for ordered, test_ordered in members:
                 train, test = rng.permutation(ordered), rng.permutation(test_ordered)
@@ -37,12 +42,13 @@ class Dirichlet(Partition):
                 test_room = test_sizes < test_size / clients if self.own_test_cap and len(test) else room
                 shares = capped(self.alpha, room, test_room, rng)
                 deal(dealt, range(clients), cut(train, shares * room), cut(test, shares * test_room))
-            if all(len(train) >= self.min_size and len(test) >= min_test for train, test in dealt):
+            short.append(sum(len(train) < self.min_size or len(test) < min_test for train, test in dealt))
+            if not short[-1]:
                 return tuple(Share(*map(rng.permutation, share)) for share in dealt)
         raise UserError(
-            f"partition dirichlet: in {TRIES} draws with alpha={self.alpha} and {clients} clients there was always "
-            f"one with fewer than {self.min_size} training or {min_test} test pictures "
-            f"(of {size} and {test_size}); raise alpha, lower min_size or min_test, or take fewer clients"
+            f"partition dirichlet: in {len(short)} draws with alpha={self.alpha}, {min(short)} or more of {clients} "
+            f"clients always had fewer than {self.min_size} training or {min_test} test pictures (of {size} and "
+            f"{test_size}); take fewer clients, lower data.min_size or data.min_test, or raise data.alpha"
         )
 
     def released(self, dataset: Dataset, clients: int, draws: ReleasedDraws) -> Shares:

@@ -19,7 +19,8 @@ class BySite(Partition):
         found = np.unique(sites)
         if (count := len(found)) != clients:
             facts = f"{dataset.name} has {count} sites and was to go to {clients} clients"
-            raise UserError(f"partition site: {facts}; set clients={count}")
+            todo = f"set clients={count}, or another data.partition, which mixes the sites"
+            raise UserError(f"partition site: {facts}; {todo}")
         train = [np.flatnonzero(sites == site) for site in found]
         if test_sites is None:
             return tuple(map(Share, train, random_parts(dataset.test, clients, rng)))

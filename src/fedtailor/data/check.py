@@ -1,0 +1,198 @@
+"""Whether a dataset is whole: what of it will not be used, what cannot be read, what is there twice."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import UserError
+from ..base.progress import ProgressFn
+from .dataset import Dataset, FileImages, Images, Split, histogram
+from .datasets.layout import Layout
+from .pictures import BrokenPicture
+
+# Formats of pictures that are not read. Other files beside pictures (notes, tables) are nothing to worry about.
+FOREIGN = frozenset(
+    {".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".pdf", ".raw", ".cr2", ".nef", ".arw", ".dng"}
+    | {".npy", ".npz", ".nii", ".mha", ".mat"}
+)
+EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    count: int
+    wrong: bool  # likely a mistake, rather than merely worth knowing
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a dataset after every picture of it was read."""
+
+    name: str
+    findings: list[Finding]
+    facts: dict[str, int]  # pictures to train and to test on, classes, sites
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.wrong for finding in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        found = [asdict(finding) for finding in self.findings]
+        return {"data": self.name, "ok": self.ok, **self.facts, "findings": found, "notes": list(self.notes)}
+
+
+def check(
+    dataset: Dataset,
+    sizes: tuple[int, int] | None = None,
+    layout: Layout | None = None,
+    own: bool = True,
+    progress: ProgressFn | None = None,
+) -> Checked:
+    """`sizes` are the published ones; `layout` of a user's folder; `own`: a user's, who can do something about it."""
+    found = [*of_files(layout)] if layout else []
+    found += of_classes(dataset)
+    parts = {"training": dataset.train, "test": dataset.test}
+    for (what, split), size in zip(parts.items(), sizes or (None, None), strict=True):
+        if size is not None and len(split) != size:
+            found.append(Finding(f"{what} pictures; as published there are {size}", len(split), True))
+        elif not len(split):
+            found.append(Finding(f"no {what} pictures", 0, True))
+    seen = list(read_all(dataset, progress))
+    unreadable = [one.error for one in seen if one.error]
+    found += finding("pictures that cannot be read", unreadable)
+    found += of_copies(seen, own)
+    facts = {"train": len(dataset.train), "test": len(dataset.test), "classes": len(dataset.classes)}
+    return Checked(dataset.name, found, {**facts, "sites": len(dataset.site_names)}, dataset.notes)
+
+
+def finding(what: str, examples: Sequence[str], wrong: bool = True) -> list[Finding]:
+    return [Finding(what, len(examples), wrong, tuple(examples[:EXAMPLES]))] if examples else []
+
+
+def of_files(layout: Layout) -> Iterator[Finding]:
+    foreign, others = list[str](), list[str]()
+    for name in layout.others:
+        (foreign if Path(name).suffix.lower() in FOREIGN else others).append(name)
+    others = [name for name in others if name != "classes.txt"]
+    yield from finding("pictures of a format that is not read", foreign)
+    yield from finding("other files, not read", others, wrong=False)
+    yield from finding("pictures outside the class folders, not used", layout.outside)
+
+
+def of_classes(dataset: Dataset) -> Iterator[Finding]:
+    alike = defaultdict(list)
+    for name in dataset.classes:
+        alike["".join(name.casefold().split())].append(name)
+    same = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+    yield from finding("classes whose names differ only in case or blanks", same)
+    missing = {}
+    for what, split in (("training", dataset.train), ("test", dataset.test)):
+        if split.labels is not None and len(split):
+            there = histogram(split.labels, len(dataset.classes)) > 0
+            missing[what] = {name for name, has in zip(dataset.classes, there, strict=True) if not has}
+    empty = set.intersection(*missing.values()) if missing else set()
+    yield from finding("classes without any picture", sorted(empty))
+    for what, names in missing.items():
+        yield from finding(f"classes without a {what} picture", sorted(names - empty))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture that was read, or could not be."""
+
+    split: str
+    index: int
+    site: int
+    name: str
+    digest: bytes  # of its pixels
+    error: str
+
+
+def read_all(dataset: Dataset, progress: ProgressFn | None = None) -> Iterator[Seen]:
+    """Every picture of both splits, in order, a few at a time."""
+    places = [(name, split, i) for name, split in parts_of(dataset) for i in range(len(split))]
+
+    def look(place: tuple[str, Split, int]) -> Seen:
+        name, split, index = place
+        site = -1 if split.sites is None else int(split.sites[index])
+        images, digest, told = split.images, b"", ""
+        try:
+            pixels = images.read(index)
+            digest = hashlib.blake2b(repr(pixels.shape).encode() + pixels.tobytes(), digest_size=16).digest()
+        except BrokenPicture as error:
+            told = f"{error.path}: {error.reason}"
+        return Seen(name, index, site, images.paths[index] if isinstance(images, FileImages) else "", digest, told)
+
+    pool = ThreadPoolExecutor()
+    try:
+        for done, one in enumerate(pool.map(look, places), 1):
+            if progress:
+                progress("reading images", done, len(places))
+            yield one
+    finally:  # Ctrl-C does not wait for what is left
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def parts_of(dataset: Dataset) -> tuple[tuple[str, Split], ...]:
+    return ("train", dataset.train), ("test", dataset.test)
+
+
+def of_copies(seen: Iterable[Seen], own: bool) -> Iterator[Finding]:
+    """Pictures with the very same pixels, in whatever file format."""
+    copies: dict[bytes, list[Seen]] = defaultdict(list)
+    for one in seen:
+        if not one.error:
+            copies[one.digest].append(one)
+    torn, spread, rest = list[list[Seen]](), list[list[Seen]](), list[list[Seen]]()
+    for group in copies.values():
+        if len({one.split for one in group}) > 1:
+            torn.append(group)
+        if len({one.site for one in group}) > 1:
+            spread.append(group)
+        elif len(group) > 1 and len({one.split for one in group}) == 1:
+            rest.append(group)
+    for what, groups, wrong in (
+        ("pictures that are in training and in test", torn, own),
+        ("pictures that are at several sites", spread, own),
+        ("pictures that are there twice or more in one place", rest, False),
+    ):
+        yield from finding(
+            what, [" = ".join(one.name or f"{one.split} {one.index}" for one in g[:3]) for g in groups], wrong
+        )
+
+
+def without_broken(dataset: Dataset, progress: ProgressFn | None = None) -> Dataset:
+    """The dataset without pictures that cannot be read; it tells which."""
+    broken = [one for one in read_all(dataset, progress) if one.error]
+    if not broken:
+        return dataset
+    train, test = (
+        split.subset(np.delete(np.arange(len(split)), [one.index for one in broken if one.split == name]))
+        for name, split in parts_of(dataset)
+    )
+    if len(dataset.train) and not len(train):
+        raise UserError(f"none of the {len(dataset.train)} training pictures can be read; the first: {broken[0].error}")
+    first = ", ".join(one.name for one in broken[:3]) + (", …" if len(broken) > 3 else "")
+    note = f"{len(broken)} pictures cannot be read and are left out ({first})"
+    return replace(dataset, train=train, test=test, broken=len(broken), notes=(*dataset.notes, note))
+
+
+def few_broken(error: BrokenPicture, images: Images) -> UserError:
+    """An error that names the first few of the pictures that cannot be opened, not just the one that ended the work."""
+    if not isinstance(images, FileImages):
+        return error
+    others = (path for path in images.unopenable() if path != error.path)
+    names = [f"{error.path} ({error.reason})", *map(str, islice(others, 2))]
+    which = f"the picture {names[0]}" if len(names) == 1 else f"these pictures, and maybe more: {', '.join(names)}"
+    todo = "replace or remove what is broken, or go on without: data.broken=skip"
+    return UserError(f"cannot read {which}; {todo}")
