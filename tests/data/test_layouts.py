@@ -246,7 +246,12 @@ def test_sites_are_the_clients(hospitals: str) -> None:
 
 def test_what_is_said_wins(hospitals: str) -> None:
     """Broken: who asks for another federation than that of the sites does not get it."""
-    for more in ({"data.partition": "iid"}, {"data.alpha": 0.5}, {"data.partition": "dirichlet", "clients": 5}):
+    for more in (
+        {"data.partition": "iid"},
+        {"data.alpha": 0.5},
+        {"data.partition.alpha": 0.5},
+        {"data.partition": "dirichlet", "clients": 5},
+    ):
         run = make_run("promptfl", {"data": hospitals, **more})
         assert run.data.partition.name == more.get("data.partition", "dirichlet")
         assert run.clients == more.get("clients", 20)

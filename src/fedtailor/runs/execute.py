@@ -119,7 +119,7 @@ def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[s
 
 def check_same(folder: str | PathLike[str], experiment: Experiment, noted: Mapping[str, str]) -> None:
     for what, now in about(experiment).items():
-        if noted.get(what) != now:
+        if what != "notes" and noted.get(what) != now:  # notes only tell of the rest
             raise UserError(f"{folder}: the {what.replace('_', ' ')} is not the one that this run began with")
 
 

@@ -219,8 +219,8 @@ def make_run(
 def own_sites(given: Mapping[str, Any]) -> int:
     """How many sites a user's own pictures come from, if these are to be the clients: unless another partition is
     chosen, or a key of another."""
-    default = {f"data.{key}" for key in PARTITIONS["dirichlet"].model_fields}
-    if given.get("data.partition.name", "site") != "site" or default & set(given):
+    others = {f"{group}.{key}" for group in ("data", "data.partition") for key in PARTITIONS["dirichlet"].model_fields}
+    if given.get("data.partition.name", "site") != "site" or others & set(given):
         return 0
     sites = find_sites(str(given.get("data.name", "")))
     return sites if sites > 1 else 0
