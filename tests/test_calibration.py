@@ -87,6 +87,8 @@ def test_unsure_by_hand() -> None:
     assert unsure_below(sure, np.ones(7, bool)) == 0
     assert unsure_below(sure, np.zeros(7, bool)) == pytest.approx(0.9)
     assert unsure_below(sure[::-1], right[::-1]) == pytest.approx(0.35), "in any order"
+    assert unsure_below(np.full(3, 0.5), np.array([False, True, True])) == 0, "equally sure, on the same side"
+    assert unsure_below(np.ones(2), np.zeros(2, bool)) == 0, "nothing is below all there is"
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 0.99), st.booleans()), min_size=1, max_size=30))

@@ -115,12 +115,14 @@ def unsure_below(sure: Numbers, right: NDArray[np.bool_]) -> float:
     Going up from the least sure, a wrong answer counts one and a right one minus one: it is where the sum is highest.
     """
     order = np.argsort(sure, kind="stable")
-    margin = np.cumsum(np.where(right[order], -1, 1))
-    best = int(np.argmax(margin))
-    if margin[best] <= 0:
+    climbing = np.append(sure[order], 1.0)
+    between = np.flatnonzero(np.diff(climbing) > 0)  # equally sure answers are on the same side
+    margin = np.cumsum(np.where(right[order], -1, 1))[between]
+    if not margin.size or margin.max() <= 0:
         return 0.0
-    above = sure[order[best + 1]] if best + 1 < len(sure) else 1.0
-    return float((sure[order[best]] + above) / 2)
+    best = between[np.argmax(margin)]
+    low, high = float(climbing[best]), float(climbing[best + 1])
+    return (low + high) / 2 if (low + high) / 2 > low else high
 
 
 def calibrate_shared(job: Job, server: Server, held: EvalSet, lent: Params | None) -> Calibration | None:
