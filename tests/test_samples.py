@@ -272,7 +272,7 @@ def test_a_live_pool_takes_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest
 def test_without_room_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warning that names the setting, and the pool is live."""
     feature_cache.tell.cache_clear()
-    with pytest.warns(NotKept, match=r"caching 45 images takes 0\.0 GB, more than FEDTAILOR_CACHE_GB=1e-06"):
+    with pytest.warns(NotKept, match=r"caching 45 images takes 3\.0 kB, more than FEDTAILOR_CACHE_GB=1e-06"):
         two_pools(tmp_path, monkeypatch, world().job.model, "1e-6")
     assert list((tmp_path / "other").iterdir()) == []
 

@@ -104,9 +104,9 @@ def test_what_could_be_either_is_asked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sites or classes\? x is in several of a, b, w in one only; write the class"):
         folder(tmp_path / "either")
     write(tmp_path / "either/classes.txt", *"wxyz")
-    assert (folder(tmp_path / "either").sites, folder(tmp_path / "either").classes) == (("a", "b"), tuple("wxyz"))
+    assert (folder(tmp_path / "either").site_names, folder(tmp_path / "either").classes) == (("a", "b"), tuple("wxyz"))
     write(tmp_path / "either/classes.txt", *"ab")
-    assert (folder(tmp_path / "either").sites, folder(tmp_path / "either").classes) == ((), ("a", "b"))
+    assert (folder(tmp_path / "either").site_names, folder(tmp_path / "either").classes) == ((), ("a", "b"))
     paint(tmp_path / "lone/photos/cat/1.png")
     paint(tmp_path / "lone/photos/dog/1.png")
     with pytest.raises(UserError, match=r"in folders of the one folder photos; give .*lone/photos, or write"):

@@ -47,9 +47,12 @@ class Preprocess:
         return (x - mean) / std
 
 
+STRIP = 1000  # times as long as it is wide
+
+
 def centre(image: Image.Image, size: int) -> Image.Image:
     short = min(image.size)
-    if max(image.size) > 16 * short:  # a strip, whose ends are cut off below: to enlarge them first may take gigabytes
+    if max(image.size) > STRIP * short:  # whose ends are cut off below: to enlarge them first may take gigabytes
         left, top = (max((side - 4 * short) // 2, 0) for side in image.size)
         image = image.crop((left, top, image.width - left, image.height - top))
     width, height = (size * side // short for side in image.size)

@@ -18,6 +18,9 @@ class Head(Tuner):
 
     start: Literal["zero", "text"] = Field("zero", description="text: the rows begin as the class sentences' features")
 
+    def class_rows(self) -> tuple[str, ...]:
+        return ("head.*",) if self.start == "text" else ()
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         rows = model.zero_shot.cpu().clone() if self.start == "text" else torch.zeros(model.zero_shot.shape)
         return {"head.weight": rows, "head.bias": torch.zeros(model.classes)}

@@ -12,7 +12,7 @@ from PIL import Image
 from ..base.errors import UserError
 from ..data.datasets.files import SUFFIXES
 from ..data.paper import Pixels
-from ..data.pictures import BROKEN, read_picture, to_rgb
+from ..data.pictures import BROKEN, BrokenPicture, read_picture, to_rgb
 
 Picture = str | PathLike[str] | Image.Image
 BLANK = np.zeros((1, 1, 3), np.uint8)
@@ -28,6 +28,8 @@ class Pictures:
         item = self.items[index]
         try:
             return to_rgb(item) if isinstance(item, Image.Image) else read_picture(Path(item))
+        except BrokenPicture as error:
+            self.failed[index] = f"cannot read {name_of(item, index)}: {error.reason}"
         except UserError as error:
             self.failed[index] = str(error)
         except BROKEN as error:  # an image that was opened, and is found to be damaged now
