@@ -57,7 +57,8 @@ def main() -> None:
     options.add_argument("--data", type=Path, required=True, help="CIFAR-10, CIFAR-100, Fashion-MNIST, Tiny-ImageNet")
     options.add_argument("--work", type=Path, default=Path("lab-work"))
     options.add_argument("--folder", type=Path)
-    options.add_argument("--steps", type=int)
+    options.add_argument("--steps", type=int, help="of the first part")
+    options.add_argument("--reading", type=int, default=Plan.rereading, help="steps of the second part")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--every", type=int, default=1, help="only every so many pictures of the pool: a trial")
@@ -66,7 +67,8 @@ def main() -> None:
     part.add_argument("--measure", action="store_true", help="train nothing, measure again and rewrite the card")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
-    folder, plan = given.folder or HERE / given.kind, Plan(given.steps or STEPS[given.kind], seed=given.seed)
+    folder = given.folder or HERE / given.kind
+    plan = Plan(given.steps or STEPS[given.kind], rereading=given.reading, seed=given.seed)
     pictures = pool(given.data, given.every)
     if given.reread:
         there = load(str(folder))

