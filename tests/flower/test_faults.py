@@ -142,7 +142,7 @@ def test_a_client_goes_wrong(there: Deployed, fault: str, told: str) -> None:
     assert [sorted(row["dropped"]) for row in rows] == [[], ["0"], []]
     assert told in rows[1]["dropped"]["0"]
     visits = [(row["round"], row["client"], bool(row["dropped"])) for row in there.rows(name, "clients")]
-    assert sorted(visits) == [(t, k, (t, k) == (1, 0)) for t in range(3) for k in range(SITES)]
+    assert sorted(visits) == [(t, k, (t, k) == (2, 0)) for t in range(1, 4) for k in range(SITES)]
     stop_client(there, 0)
 
 
