@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -314,7 +315,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another version": (note(version=7), "its reply is of state 7, not of 2"),
     "the version is no number": (note(version="2"), "not one of ours.*version"),
     "NaN": (tensors("params", "head.weight", lambda v: v * NAN), "head.weight is no longer finite"),
-    "inf in stats": (tensors("stats", "n", torch.tensor([1.0, INF])), "n is not finite"),
+    "a statistic that is not declared": (tensors("stats", "n", torch.ones(2)), "n is not declared"),
     "another shape": (tensors("params", "head.weight", lambda v: v[:-1]), r"head.weight came back as \(4, 16\)"),
     "another dtype": (tensors("params", "head.weight", lambda v: v.double()), "head.weight came back as torch.float64"),
     "an unknown parameter": (tensors("params", "head.more", torch.zeros(3)), "unknown parameter 'head.more'"),
@@ -322,14 +323,21 @@ WRONG: dict[str, tuple[Change, str]] = {
         tensors("params", "head.weight:scale", torch.ones(())),
         "unknown parameter 'head.weight:scale'",
     ),
-    "a negative weight": (note(weight=-1.0), "weight must be 0 or more and finite, got -1"),
+    "1e38": (tensors("params", "head.weight", lambda v: v * 0 + 1e38), "its update is 8.94e\\+38 long"),
+    "far from all others": (tensors("params", "head.weight", lambda v: v + 10), "as long as is typical in this round"),
+    "a negative weight": (note(weight=-1.0), r"a client with \d+ samples weighs 0 to \d+, got -1"),
+    "more weight than samples": (note(weight=1e6), r"a client with \d+ samples weighs 0 to \d+, got 1e\+06"),
+    "more samples than when it joined": (
+        note(weight=1e6, samples=10**6),
+        "1000000 samples, and had 1[01] when it joined",
+    ),
     "a weight of NaN": (note(weight=NAN), "weight"),
     "an endless weight": (note(weight=INF), "weight"),
     "endless seconds": (note(seconds=INF), "not one of ours.*seconds"),
     "another client's": (note(client=2), "it replied to another message than it was sent"),
     "another run's": (note(run=OTHER), "it replied to another message than it was sent"),
     "too long": (tensors("stats", "n", torch.zeros(60_000)), "a reply of 0.2 MB is more than plan.limit=0.1"),
-    "an exotic dtype": (tensors("stats", "n", torch.zeros(3).to(torch.float8_e4m3fn)), "isfinite.*Float8"),
+    "an exotic dtype": (tensors("stats", "n", torch.zeros(3).to(torch.float8_e4m3fn)), "n is not declared"),
     "no params": (regrouped(lambda groups: groups.pop("params")), "not one of ours.*params"),
     "one group more": (regrouped(lambda groups: groups.update(secrets={})), "not one of ours.*secrets"),
     "a test's reply": (note(kind="evaluate-reply"), "not one of ours"),
@@ -886,11 +894,48 @@ def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
     assert there.clock.now > 3600
 
 
-def test_statistics_of_another_shape_are_outvoted(tmp_path: Path) -> None:
-    """CAPT's label counts, one class too many: that client is out of the round, and its state as before it."""
-    experiment = world("capt", "coupled+class_prompt", fraction=1.0, rounds=2, **{"plan.quorum": 0.5})
-    longer = tensors("stats", "counts", lambda v: torch.cat([v, v[:1]]))
-    there = RemoteWorld(experiment, tmp_path, [Fault(says(longer), client=1, round=1, pass_name="train")])
-    assert there.end() == here(experiment, (1, 1))
-    assert list(there.dropped()) == [(1, 1)]
-    assert "another shape than the others' have" in there.dropped()[1, 1]
+STATISTICS: dict[str, tuple[str, Change, str]] = {
+    "none": ("capt", regrouped(lambda groups: groups.update(stats={})), "counts is missing"),
+    "none of a vote": (
+        "labels",
+        regrouped(lambda groups: groups.update(stats={})),
+        "votes is missing; size is missing",
+    ),
+    "a class too many": ("capt", tensors("stats", "counts", lambda v: torch.cat([v, v[:1]])), r"counts is \(6,\)"),
+    "another type": ("capt", tensors("stats", "counts", lambda v: v.double()), "counts is .* in torch.float64"),
+    "fewer than none": ("capt", tensors("stats", "counts", lambda v: v - 100), "counts counts -"),
+    "more than there are": (
+        "capt",
+        tensors("stats", "counts", lambda v: v + 1000),
+        r"counts counts .* of 1[01] pictures",
+    ),
+    "a size out of the blue": ("labels", tensors("stats", "size", torch.tensor(10**12)), r"size counts .* pictures"),
+    "NaN": ("scaffold", tensors("stats", "scaffold.all.head.weight", lambda v: v * NAN), "is not finite"),
+    "a million times too long": (
+        "scaffold",
+        tensors("stats", "scaffold.all.head.weight", lambda v: v * 1e6),
+        "scaffold.all.head.weight is .* times as long",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", STATISTICS)
+def test_statistics_that_are_not_as_declared_cost_a_client_its_round(how: str, tmp_path: Path) -> None:
+    """It is out of the round, its state is as before it, and the others go on to what they would have without it."""
+    case, change, why = STATISTICS[how]
+    method, tuner, more = {**CASES, "capt": PAPERS["capt"], "scaffold": ("scaffold", "head", {})}[case]
+    experiment = world(method, tuner, **{**more, "fraction": 1.0, "rounds": 2, "plan.quorum": 0.5})
+    pass_name, at = ("labels.vote", 0) if case == "labels" else ("train", 1)
+    there = RemoteWorld(experiment, tmp_path, [Fault(says(change), client=1, round=at, pass_name=pass_name)])
+    assert there.end() == here(experiment, (at, 1))
+    assert list(there.dropped()) == [(at, 1)]
+    assert_matches(there.dropped()[at, 1], why)
+
+
+def test_no_weight_is_out_of_proportion(tmp_path: Path) -> None:
+    """A client may have many samples: it counts for plan.heaviest times the median at most, and the log says so."""
+    experiment = world("fedavg", "head", fraction=1.0, rounds=1, **{"plan.heaviest": 0.5})
+    there = RemoteWorld(experiment, tmp_path)
+    there.end()
+    weights = [len(experiment.client_data[k]) for k in range(CLIENTS)]
+    assert {step.weight for step in there.log} == {0.5 * median(weights)}

@@ -15,6 +15,7 @@ from fedtailor.base.rng import generator
 from fedtailor.client.job import ClientState, Job, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.method import Method
+from fedtailor.core.statistics import Form, Forms
 from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, PrivacyStep, Reply, Scope
 from fedtailor.simulation.local import LocalEngine
 from posted import PostedEngine
@@ -50,6 +51,16 @@ class Odd(Method):
 
     def init(self, model: Any, rng: torch.Generator) -> Params:
         return {"g": torch.zeros(2), "l": torch.randn(2, generator=rng), "f": torch.randn(2, generator=rng)}
+
+    def statistics(self, name: str, model: Any, theta: Params) -> Forms:
+        sent = {
+            "s": torch.ones(1),
+            "n": torch.ones(1),
+            "l": theta["l"],
+            "draw": torch.ones(3),
+            "round": torch.tensor(0),
+        }
+        return {name: Form(like, optional=True) for name, like in sent.items()}
 
     def leaky(self, model: Any, me: Me, theta: Params) -> Reply:
         """Returns everything it has, and keeps a secret."""
@@ -95,6 +106,12 @@ class Odd(Method):
 
     def weighing_less(self, model: Any, me: Me, theta: Params) -> Reply:
         return Reply({"g": torch.zeros(2)}, weight=-1.0)
+
+    def weighing_more(self, model: Any, me: Me, theta: Params) -> Reply:
+        return Reply({"g": torch.zeros(2)}, weight=4)
+
+    def telling(self, model: Any, me: Me, theta: Params) -> Reply:
+        return Reply({}, stats={"secret": torch.full((1,), SECRET)})
 
     def speechless(self, model: Any, me: Me, theta: Params) -> Reply:
         return None  # type: ignore[return-value]
@@ -230,8 +247,10 @@ def test_draws_have_an_address() -> None:
         ("retyped", r"g came back as torch\.float64, it is torch\.float32"),
         ("diverged", r"g is no longer finite; .* smaller lr"),
         ("diverged_at_home", r"l is no longer finite"),
-        ("weighing_nan", r"a reply's weight must be 0 or more and finite, got nan"),
-        ("weighing_less", r"a reply's weight must be 0 or more and finite, got -1\.0"),
+        ("weighing_nan", r"a reply of a client with 3 samples weighs 0 to 3, got nan"),
+        ("weighing_less", r"a reply of a client with 3 samples weighs 0 to 3, got -1"),
+        ("weighing_more", r"a reply of a client with 3 samples weighs 0 to 3, got 4"),
+        ("telling", r"its statistics are not as declared: secret is not declared"),
         ("speechless", r"a pass gives back a Reply, got NoneType"),
         ("complaining", r"this will not do"),
     ],

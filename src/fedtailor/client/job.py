@@ -7,6 +7,7 @@ from ..base.errors import UserError
 from ..base.rng import generator
 from ..core.method import Method
 from ..core.model import Model
+from ..core.statistics import Forms
 from ..core.types import FIXED, LOCAL, Params, Pass, PrivacyStep, Rebalancer, Scope, Server
 from ..labelers.base import Labeler
 
@@ -61,6 +62,11 @@ class Job:
         if found is None:
             raise UserError(f"there is no pass {name!r} here; do server and client run the same method and labeler?")
         return found
+
+    def statistics(self, pass_name: str) -> Forms:
+        """What a pass sends up besides parameters."""
+        owner = self.labeler if self.labeler is not None and pass_name.startswith(LABELER_PREFIX) else self.method
+        return owner.statistics(pass_name.removeprefix(LABELER_PREFIX), self.model, self.start)
 
 
 @dataclass(frozen=True)

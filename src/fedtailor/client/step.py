@@ -13,12 +13,11 @@ from torch import Tensor
 from ..base.errors import Diverged, UserError
 from ..base.rng import generator
 from ..core.model import Model
+from ..core.statistics import check_statistics
 from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples
 from ..labelers.base import CANDIDATES, INDEX, LABEL
 from .compression import compress, decompress
 from .job import LABELER_PREFIX, ClientState, Job, Task, size, theta_of, to_cpu
-
-MAX_WEIGHT = 1e12  # no client has so many samples
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ def client_step(
     rng = generator(job.seed, *path)
     # A pass gets copies: nothing it does in place can reach the server or another client.
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
+    samples = len(data)
     data = data if task.pass_name.startswith(LABELER_PREFIX) else labelled_data(job, who, client, data)
     hold = LazyBalance(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
@@ -66,9 +66,10 @@ def client_step(
         raise UserError(f"{at}: a pass gives back a Reply, got {type(reply).__name__}")
     params = to_cpu(reply.params)
     check_params(params, theta, at)
-    check_weight(reply, at)
+    check_weight(job, reply, samples, at)
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
     up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
+    check_statistics(up.stats, job.statistics(task.pass_name), samples, at)
     if job.privacy is not None:
         up = job.privacy(up, task.params, generator(job.seed, *path, "privacy"))
     kept = to_cpu({**reply.keep, **hold.keep()})
@@ -88,15 +89,11 @@ def decompressed(job: Job, task: Task, reply: Reply) -> Reply:
     return replace(reply, params=decompress(reply.params, task.params, job.updates))
 
 
-def check_reply(task: Task, reply: Reply, at: str) -> None:
-    """For a remote reply: all that `client_step` makes sure of for one from here."""
+def check_reply(job: Job, task: Task, reply: Reply, samples: int, at: str) -> None:
+    """For a remote reply: all that `client_step` makes sure of for one from here, a client with so many samples."""
     check_params(reply.params, task.params, at)
-    check_weight(reply, at)
-    if reply.weight > MAX_WEIGHT:
-        raise UserError(f"{at}: a weight of {reply.weight:g} would leave the others none")
-    for name, value in reply.stats.items():
-        if not torch.isfinite(value).all():
-            raise UserError(f"{at}: {name} is not finite")
+    check_weight(job, reply, samples, at)
+    check_statistics(reply.stats, job.statistics(task.pass_name), samples, at)
 
 
 class LazyBalance:
@@ -141,9 +138,11 @@ def own_names(kept: Params, theta: Params) -> Params:
     return {name: value for name, value in kept.items() if name in theta}
 
 
-def check_weight(reply: Reply, at: str) -> None:
-    if not 0 <= reply.weight < float("inf"):
-        raise UserError(f"{at}: a reply's weight must be 0 or more and finite, got {reply.weight}")
+def check_weight(job: Job, reply: Reply, samples: int, at: str) -> None:
+    """Nobody counts for more pictures than they have; but a labeler may give one several labels, each once."""
+    most = max(1, samples if job.labeler is None else samples * job.model.classes)
+    if not 0 <= reply.weight <= most:
+        raise UserError(f"{at}: a reply of a client with {samples} samples weighs 0 to {most}, got {reply.weight:g}")
 
 
 def check_params(params: Params, theta: Params, at: str) -> None:

@@ -16,6 +16,7 @@ from ..base.errors import UserError
 from .losses import task_loss
 from .model import Model
 from .optim import Gradient, LocalTraining, gradient_of, optimise
+from .statistics import Forms
 from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Options, Params, Reply, Samples, Scope, Server
 
 
@@ -109,6 +110,11 @@ class Method(Options):
     def branches(self, model: Model, theta: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         """(l_G, l_P), (B, C) each, of a method whose logits are the sum of a global and a personal branch's."""
         raise UserError(f"{type(self).__name__} has no global and personal branch")
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        """What the pass of that name sends up besides parameters; whatever else it sends is refused. `theta`: every
+        parameter's first value."""
+        return {}
 
     def decisions(self, server: Server) -> dict[str, dict[str, object]]:
         """What the server decided in the round that just ended, by the name of the diagnostic that records it."""

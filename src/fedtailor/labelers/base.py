@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ..core import Each, Options, Server
+from ..core import Each, Model, Options, Params, Server
+from ..core.statistics import Forms
 
 INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # what a client keeps
 
@@ -23,3 +24,7 @@ class Labeler(Options):
     @abstractmethod
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
         """Label the samples of all clients."""
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        """What the pass of that name sends up (Method.statistics)."""
+        return {}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core import Each, Me, Model, Params, Reply, Server
 from ..core.losses import entropy as shannon
+from ..core.statistics import Form, Forms, class_counts
 from .base import INDEX, LABEL, Labeler
 from .zeroshot import probabilities
 
@@ -76,6 +77,12 @@ class CoPL(Labeler):
         chosen, y = select(me.memory[SURENESS], me.memory[KLASS], me.inbox["quota"])
         index = chosen % max(len(me.data), 1)  # claims go class by class, so that this is the picture
         return Reply({}, keep={INDEX: index, LABEL: y, **{n: me.memory[n][:0] for n in (SURENESS, KLASS)}})
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        sums = class_counts(model.classes, torch.float32)
+        vote = {"votes": class_counts(model.classes), "size": Form(torch.tensor(0), counts=True)}
+        vote |= {"counts": sums} if self.prior == "estimated" else {}
+        return {"measure": {"sums": sums}, "vote": vote}.get(name, {})
 
 
 def filtered(probs: Tensor, confidence: bool = True, entropy: bool = True) -> Tensor:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from ..algorithms.bandit import BanditSettings
 from ..algorithms.clustering import ClusterSettings
-from ..algorithms.counts import accuracy_and_f1, class_rows, recount, take_census, validate
+from ..algorithms.counts import TABLES, accuracy_and_f1, class_rows, recount, take_census, validate
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server
 from ..core.losses import log_prior, one_hot, task_loss
 from ..core.method import resolve, weighted_mean
+from ..core.statistics import Forms, class_counts
 
 SIMILAR, DIVERSE = Cluster("similar"), Cluster("diverse")
 MASK = "which class-aware rows get a gradient: of a picture's own class, of the batch's classes, all"
@@ -53,6 +54,11 @@ class CAPT(Method):
     def ending(self) -> int:
         return int(self.last and (self.bandit or self.period > 1))
 
+    @property
+    def counted(self) -> bool:
+        """Whether the server knows clients' label counts."""
+        return self.prior or self.clustering or self.floor >= 0
+
     def scopes(self, theta: Params) -> dict[str, Scope]:
         return resolve(self.share, theta, idle_too=True)  # a tuner may lack one of the prompts, or the coupling
 
@@ -60,15 +66,16 @@ class CAPT(Method):
         return [name for name, owner in self.scopes(theta).items() if owner == scope]
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
-        if counted := self.prior or self.clustering or self.floor >= 0:
+        if self.counted:
             server = take_census(server, self.census, each)
         server, arms = self.schedule.draw(server) if self.bandit else (server, [self.period])
         unite = server.round % arms[-1] == 0 or (self.last and server.round == server.rounds - 1)
         inbox = {"since": server.state.get("since", torch.tensor(0)), "whole": torch.tensor(unite)}
         inbox["held"] = torch.tensor(self.bandit and not server.validates)
-        inbox |= {"counts": server.state["counts"].sum(0)} if counted else {}
+        inbox |= {"counts": server.state["counts"].sum(0)} if self.counted else {}
         replies = each(self.train, server, cohort, dict.fromkeys(cohort, inbox))  # Alg. 1, l. 4–6
-        server, members = self.clustered(recount(server, replies) if counted else server, replies)  # Alg. 1, l. 7–10
+        server = recount(server, replies) if self.counted else server
+        server, members = self.clustered(server, replies)  # Alg. 1, l. 7–10
         server = self.united(server, members) if unite else server  # Alg. 1, l. 11, 12
         if unite and self.bandit:
             examined = each(self.examine, server, [OWN] if server.validates else cohort)
@@ -151,6 +158,11 @@ class CAPT(Method):
 
     def examine(self, model: Model, me: Me, theta: Params) -> Reply:
         return Reply({}, stats=validate(model, me, self.schedule.holdout))
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        train = ("counts",) if self.counted else ()
+        sent = {"census": ("counts",), "train": train, "examine": TABLES}.get(name, ())
+        return dict.fromkeys(sent, class_counts(model.classes))
 
     def decisions(self, server: Server) -> dict[str, dict[str, object]]:
         aggregated = int(server.state["since"]) == server.round

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..base.rng import generator
 from ..core import Me, Method, Model, Params, Reply, Server, linear_init, weighted_mean
+from ..core.statistics import Form, Forms
 
 WEIGHT, BIAS, FEATURES = "retrained.weight", "retrained.bias", "creff.features"
 Pair = tuple[Tensor, Tensor]  # of a linear classifier's weight and bias, or of what belongs to them
@@ -53,6 +54,11 @@ class CReFF(Method):
         v = matched(v, mean_gradients(replies), classifier, self.match_steps, self.match_lr)
         weight, bias = retrained(v, self.retrain_epochs, self.retrain_batch, self.retrain_lr, rng)
         return replace(server, params={**server.params, WEIGHT: weight, BIAS: bias}).remember(**{FEATURES: v})
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        parts = {"weight": theta[WEIGHT], "bias": theta[BIAS]} if name == "train" and self.m else {}
+        classes = range(model.classes)
+        return {f"{c}.{part}": Form(like, optional=True) for c in classes for part, like in parts.items()}
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """With the re-trained classifier; clients' own models have the head that they trained."""

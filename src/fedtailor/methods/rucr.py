@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core import Batch, Each, LocalTraining, Me, Method, Model, Params, Reply, Server, linear, log_prior, task_loss
 from ..core.losses import one_hot
 from ..core.optim import Optimiser, gradients
+from ..core.statistics import Form, Forms, class_counts
 
 RECTIFIED = "rectified."
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -99,6 +100,9 @@ class RUCR(Method):
             for i in torch.randperm(len(y), generator=me.rng).to(y.device).split(self.crt_batch):
                 optimiser.step(gradients(F.cross_entropy(linear(head, "head", x[i]), y[i]), head), self.crt_lr)
         return Reply(rectified(head), weight=len(me.data))
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        return {"sums": Form(theta["head.weight"]), "counts": class_counts(model.classes)} if name == "measure" else {}
 
     def predict_shared(self, model: Model, theta: Params, x: Tensor) -> Tensor:
         """With the re-trained classifier; clients' own models have their own."""

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from ..core import Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
 from ..core.method import even, weighted_mean
+from ..core.statistics import Form, Forms
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 
@@ -59,3 +60,6 @@ class Scaffold(Method):
         changes = weighted_mean({k: Reply(r.stats) for k, r in replies.items()})
         c = {n: server.state.get(n, 0) + len(replies) / server.clients * d for n, d in changes.items()}  # l. 17
         return replace(server, params={**x, **params}, state={**server.state, **c})
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        return {ALL + n: Form(v, optional=True) for n, v in theta.items()} if name == "train" else {}

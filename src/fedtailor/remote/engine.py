@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from ..evaluation.testing import score_shared
 from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
 from . import messages
+from .bounds import lightened, outliers, too_far
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
 MAX_REPEATS = 5  # of what a client makes us send again
@@ -121,6 +122,7 @@ class RemoteEngine(Engine):
         start = secrets.token_hex(4)
         self.request_ids = (f"{start}-{n}" for n in count(1))
         self.invited: set[int] = set()  # who has had the invitation from this process
+        self.samples: dict[int, int] = {}  # how many each had when it joined
         self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
         self.absent: set[int] = set()  # who did not reply when asked last
         self.begin_round((), 0)
@@ -174,7 +176,11 @@ class RemoteEngine(Engine):
                 raise UserError("it did not reply to a pass")
             packed = Reply(tensors["params"], message.weight, tensors["stats"])
             reply = decompressed(self.job, tasks[k], packed)
-            check_reply(tasks[k], reply, "its reply")
+            if message.samples > (known := self.samples.get(k, 0)):
+                raise UserError(f"it says that it has {message.samples} samples, and had {known} when it joined")
+            check_reply(self.job, tasks[k], reply, message.samples, "its reply")
+            if why := too_far(tasks[k], reply):
+                raise UserError(why)
             if message.version != (due := self.clients[k].version + 1):
                 raise UserError(f"its reply is of state {message.version}, not of {due}")
             replies[k], self.clients[k] = reply, ClientState(version=due, state_id=message.request_id)
@@ -185,11 +191,11 @@ class RemoteEngine(Engine):
         enough = min(self.wanted, len(tasks)) if self.cohort.issuperset(tasks) else len(tasks)
         done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, enough, write, take))
         took = round(self.clock() - began, 4)
-        for k in with_unusual_stats(replies):
-            done.trouble[k] = "its reply has statistics of another shape than the others' have"
-            self.clients[k] = before[k]
+        for k, why in outliers(tasks, replies, self.policy.longest).items():
+            done.trouble[k], self.clients[k] = why, before[k]
             del replies[k], counted[k]
-        self.log += counted.values()
+        replies = lightened(replies, self.policy.heaviest)
+        self.log += [replace(step, weight=replies[k].weight) for k, step in counted.items()]
         dropped = sorted(done.trouble.items())
         self.log += [StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why) for k, why in dropped]
         self.out |= done.trouble.keys()
@@ -292,6 +298,7 @@ class RemoteEngine(Engine):
         due = exchange.sent[k][0] if k in exchange.sent else ""
         if isinstance(message, messages.Ready):
             self.invited.add(k)
+            self.samples.setdefault(k, message.samples)
             return exchange.send_again(k) if exchange.write else exchange.finish(k)
         if isinstance(message, messages.Refusal):
             if message.request_id in ("", due):
@@ -321,15 +328,6 @@ class RemoteEngine(Engine):
             told = f"began anew: {refusal.text}"
             self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, told))
         exchange.send_again(k)
-
-
-def with_unusual_stats(replies: Mapping[int, Reply]) -> list[int]:
-    """Whose statistics have another shape or type than most others' of that name, which only the method could check."""
-    forms = Counter((n, v.dtype, v.shape) for reply in replies.values() for n, v in reply.stats.items())
-    usual: dict[str, object] = {}
-    for (name, *form), _ in forms.most_common():
-        usual.setdefault(name, form)
-    return [k for k, reply in replies.items() if any([v.dtype, v.shape] != usual[n] for n, v in reply.stats.items())]
 
 
 def run_id(folder: Path | None) -> str:

@@ -125,6 +125,12 @@ class RoundPolicy(Strict):
     tries: int = Field(3, ge=1, description="of a round that lacks its quorum, before the run stops")
     lost: Literal["stop", "anew"] = Field("stop", description="a client has lost its state: stop, or let it begin anew")
     updates: Literal["fp32", "fp16", "int8"] = Field("fp32", description="what clients send up, in how many bits")
+    longest: float = Field(
+        100.0, ge=0, allow_inf_nan=False, description="× a round's median update or statistic: no longer one; 0: any"
+    )
+    heaviest: float = Field(
+        100.0, ge=0, allow_inf_nan=False, description="× a round's median weight: nobody counts for more; 0: no bound"
+    )
     limit: float = Field(256.0, gt=0, allow_inf_nan=False, description="MB; a longer answer is not taken")
 
 

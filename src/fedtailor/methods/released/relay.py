@@ -10,7 +10,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...core import LOCAL, Each, Gradient, Me, Method, Params, Pass, Reply, Samples, Server, branch, optimise
+from ...core import LOCAL, Each, Gradient, Me, Method, Model, Params, Pass, Reply, Samples, Server, branch, optimise
+from ...core.statistics import Form, Forms
 
 VELOCITY, CHAIN = "velocity.", "chain."  # before a parameter's name, in stats, inboxes and the server's state
 
@@ -44,6 +45,10 @@ class CarriedMomentum(Method):
         trained = optimise(gradient, theta, data, self.local, me.round, me.rng, fixed, velocity)
         stays = {n for n, scope in self.scopes(theta).items() if scope == LOCAL and self.carry == "shared"}
         return Reply(trained, len(data), {VELOCITY + n: value for n, value in velocity.items() if n not in stays})
+
+    def statistics(self, name: str, model: Model, theta: Params) -> Forms:
+        more = {VELOCITY + n: Form(v, optional=True) for n, v in theta.items()} if name == "train" else {}
+        return {**super().statistics(name, model, theta), **more}
 
 
 @dataclass
