@@ -31,6 +31,8 @@ MEANING = {
     "rebalance": "how gradients are reweighted by class",
     "server": "the server's optimiser",
     "privacy": "what is done to an update before it leaves",
+    "robust": "what is done to a round's replies before they are averaged",
+    "attack": "what bad clients of a simulation do",
 }
 
 
@@ -97,6 +99,14 @@ def servers() -> list[Facts]:
 
 def privacy() -> list[Facts]:
     return part("privacy", "updates as they are")
+
+
+def robust() -> list[Facts]:
+    return part("robust", "replies as they are")
+
+
+def attacks() -> list[Facts]:
+    return part("attack", "all clients are honest")
 
 
 def engines() -> list[Facts]:

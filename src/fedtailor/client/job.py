@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ..attacks.base import Attack
 from ..base.errors import UserError
 from ..base.rng import generator
 from ..core.method import Method
@@ -28,6 +29,7 @@ class Job:
     validates: bool = False  # whether the server has data of its own
     privacy: PrivacyStep | None = None  # done to whatever leaves a client, before it is compressed
     updates: str = "fp32"  # how what leaves is compressed
+    attack: Attack | None = None  # what bad clients of a simulation do
 
     @cached_property
     def start(self) -> Params:
@@ -42,6 +44,11 @@ class Job:
     def personal(self) -> bool:
         """Whether clients keep parameters of their own."""
         return any(scope == LOCAL for scope in self.scopes.values())
+
+    @cached_property
+    def bad(self) -> frozenset[int]:
+        """Who attacks, in a simulation that has such clients."""
+        return frozenset() if self.attack is None else self.attack.bad(self.clients, self.seed)
 
     def first_server(self) -> Server:
         shared = {n: v for n, v in self.start.items() if self.scopes[n] not in (LOCAL, FIXED)}

@@ -7,24 +7,12 @@ clients are remote ends in the same bits as one in this process.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from statistics import median
 
 from ..client.job import Task
 from ..core.types import Params, Reply
+from ..robust.base import length, typical
 
 FAR = 1e3  # root mean square of a change, in units of 1 + that of the parameters: where nothing is left to learn from
-FEW = 3  # replies: of fewer, none can be called unlike the others
-
-
-def length(values: Params) -> float:
-    return math.sqrt(sum(float(value.double().square().sum()) for value in values.values()))
-
-
-def typical(values: Mapping[int, float]) -> float:
-    """The median of those that are not 0; infinite if there are too few to tell."""
-    known = [value for value in values.values() if value > 0]
-    return median(known) if len(known) >= FEW else math.inf
 
 
 def changes(task: Task, reply: Reply) -> Params:
@@ -51,9 +39,3 @@ def outliers(tasks: Mapping[int, Task], replies: Mapping[int, Reply], times: flo
             if size > times * usual:
                 found[k] = f"{what} is {size / usual:.3g} times as long as is typical in this round (plan.longest)"
     return found
-
-
-def lightened(replies: Mapping[int, Reply], times: float) -> dict[int, Reply]:
-    """With no weight above so many times the typical one; 0: as they are."""
-    most = times * typical({k: reply.weight for k, reply in replies.items()}) if times else math.inf
-    return {k: replace(reply, weight=min(reply.weight, most)) for k, reply in replies.items()}

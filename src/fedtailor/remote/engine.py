@@ -26,10 +26,11 @@ from ..core.types import OWN, Params, Pass, Reply, Server
 from ..evaluation.metrics import Scores, score
 from ..evaluation.pseudo_labels import Quality, in_percent
 from ..evaluation.testing import score_shared
+from ..robust.base import lightened
 from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
 from . import messages
-from .bounds import lightened, outliers, too_far
+from .bounds import outliers, too_far
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
 MAX_REPEATS = 5  # of what a client makes us send again

@@ -15,6 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 from pydantic.fields import FieldInfo
 
+from ..attacks import ATTACKS
+from ..attacks.base import Attack
 from ..base.errors import UserError, unknown
 from ..base.keys import flat
 from ..clip.load import BUNDLED
@@ -28,8 +30,11 @@ from ..labelers import LABELERS
 from ..labelers.base import Labeler
 from ..methods import METHODS
 from ..methods.recipe import Entry
+from ..methods.released.relay import CarriedMomentum
 from ..privacy import PRIVACY
 from ..rebalancers import REBALANCERS
+from ..robust import ROBUST
+from ..robust.base import Robust
 from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
@@ -45,6 +50,8 @@ PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "rebalance": ("none", REBALANCERS),
     "server": (AVERAGE, SERVER_OPTIMIZERS),
     "privacy": ("none", PRIVACY),
+    "robust": ("none", ROBUST),
+    "attack": ("none", ATTACKS),
 }
 
 FEW = 10  # clients: then all take part in each round, unless a fraction is given
@@ -154,6 +161,8 @@ class Run(Strict):
     rebalance: InstanceOf[Chosen[Rebalancer | None]]
     server: InstanceOf[Chosen[ServerOptimizer | None]]
     privacy: InstanceOf[Chosen[PrivacyStep | None]]
+    robust: InstanceOf[Chosen[Robust | None]]
+    attack: InstanceOf[Chosen[Attack | None]]
     data: Data
     backbone: Backbone
     memory: Memory
@@ -315,6 +324,10 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
     if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
         raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
+    if ENGINES[run.engine].remote and run.attack.value is not None:
+        raise UserError(f"attack={run.attack.name} is for simulations in this process; take engine=local")
+    if issubclass(entry.method, CarriedMomentum) and run.robust.value is not None:
+        raise UserError(f"clients of {name} train one after the other, so robust={run.robust.name} has none to compare")
     if ENGINES[run.engine].remote and run.data.calibrate:
         raise UserError(f"calibrate looks at clients' pictures, which engine={run.engine} keeps to themselves")
     if ENGINES[run.engine].remote and run.record:

@@ -129,7 +129,7 @@ def assemble(
     own = dataset.test if run.data.server == "test" else federation.server
     job = Job(
         method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,
-        validates=own is not None, privacy=run.privacy.value, updates=run.plan.updates,
+        validates=own is not None, privacy=run.privacy.value, updates=run.plan.updates, attack=run.attack.value,
     )  # fmt: skip
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size

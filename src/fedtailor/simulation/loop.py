@@ -16,6 +16,7 @@ from ..evaluation.metrics import Score
 from ..evaluation.testing import Said
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
+from .robust_each import RobustEach
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,12 @@ def run_round(
     def draw(fraction: float) -> list[int]:
         return sorted(set(cohort or ())) or method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
 
+    each = engine if run.robust.value is None else RobustEach(engine, run.robust.value)
     asked = draw(min(1.0, run.fraction * (1 + engine.oversample)))
     engine.begin_round(asked, len(draw(run.fraction)))
     if labeler is not None and labeler.due(t):
-        server = replace(labeler.label(server, everyone, engine), new_labels=True)
-    after = method.round(server, asked, engine)
+        server = replace(labeler.label(server, everyone, each), new_labels=True)
+    after = method.round(server, asked, each)
     if run.server.value is not None:
         after = run.server.value(server, after, method.made)
     return replace(after, round=t + 1, new_labels=False), asked
