@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ..core import Each, Model, Options, Params, Server
-from ..core.statistics import Forms
+from ..core import Each, Forms, Model, Options, Params, Server
 
 INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # what a client keeps
 

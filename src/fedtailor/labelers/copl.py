@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Each, Me, Model, Params, Reply, Server
+from ..core import Each, Form, Forms, Me, Model, Params, Reply, Server, class_counts
 from ..core.losses import entropy as shannon
-from ..core.statistics import Form, Forms, class_counts
 from .base import INDEX, LABEL, Labeler
 from .zeroshot import probabilities
 

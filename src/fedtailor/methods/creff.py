@@ -17,8 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..base.rng import generator
-from ..core import Me, Method, Model, Params, Reply, Server, linear_init, weighted_mean
-from ..core.statistics import Form, Forms
+from ..core import Form, Forms, Me, Method, Model, Params, Reply, Server, linear_init, weighted_mean
 
 WEIGHT, BIAS, FEATURES = "retrained.weight", "retrained.bias", "creff.features"
 Pair = tuple[Tensor, Tensor]  # of a linear classifier's weight and bias, or of what belongs to them

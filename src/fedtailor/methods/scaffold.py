@@ -13,9 +13,8 @@ from typing import Self
 import torch
 from pydantic import Field, model_validator
 
-from ..core import Batch, Each, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
+from ..core import Batch, Each, Form, Forms, Gradient, LocalTraining, Me, Method, Model, Params, Reply, Server, branch
 from ..core.method import even, weighted_mean
-from ..core.statistics import Form, Forms
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
 
