@@ -13,8 +13,9 @@ from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me,
 from .types import Options, PrivacyStep, Rebalancer, Server, View
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Form", "Forms", "Gradient",
-    "LocalTraining", "Me", "Method", "Model", "Options", "Params", "Pass", "PrivacyStep", "Rebalancer", "Reply",
-    "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View", "branch", "class_counts", "even", "gradient_of", "gradients",
-    "linear", "linear_init", "log_prior", "normal", "optimise", "resolve", "task_loss", "weighted_mean",
+    "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Form", "Forms",
+    "Gradient", "LocalTraining", "Me", "Method", "Model", "Options", "Params", "Pass", "PrivacyStep", "Rebalancer",
+    "Reply", "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View", "branch", "class_counts", "even",
+    "gradient_of", "gradients", "linear", "linear_init", "log_prior", "normal", "optimise", "resolve", "task_loss",
+    "weighted_mean",
 ]  # fmt: skip
