@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from fnmatch import fnmatchcase
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedtailor.attacks.backdoor import Marked
 from fedtailor.base.errors import UserError
 from fedtailor.core import Params, Reply, weighted_mean
+from fedtailor.evaluation.testing import ask_shared
 from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.robust import ROBUST
 from fedtailor.robust.bounded import Bounded
 from fedtailor.robust.krum import Krum
 from fedtailor.robust.ordered import Median, Trimmed, within
+from fedtailor.runs.execute import train
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
@@ -199,6 +203,43 @@ def test_flipped_labels_are_of_the_class_at_the_other_end() -> None:
         counted.append({k: engine.clients[k].local["own.log_prior"] for k in range(CLIENTS)})
     for k in range(CLIENTS):
         assert torch.equal(counted[1][k], counted[0][k].flip(0) if k in bad.job.bad else counted[0][k])
+
+
+def test_a_backdoor_marks_a_part_of_bad_clients_pictures() -> None:
+    """Half of them, in a corner, under the target's label; everyone else's are as they were."""
+    honest, bad = world("fedavg", "head"), world("fedavg", "head", attack="backdoor", **{"attack.share": 0.25})
+    for k in range(CLIENTS):
+        before, after = honest.client_data[k], bad.client_data[k]
+        seen = [torch.cat([view.x for view in data.views()]) for data in (before, after)]
+        changed = (seen[0] != seen[1]).any(1)
+        assert int(changed.sum()) == (round(len(before) / 2) if k in bad.job.bad else 0)
+        assert torch.equal(after.labels[~changed], before.labels[~changed])
+        assert after.labels[changed].tolist() == [0] * int(changed.sum())
+
+
+def test_marks_are_in_the_corner_and_part_of_the_cache_key() -> None:
+    images = world().federation.dataset.test.images
+    marked = Marked(images, frozenset([1]), 0.25)
+    assert np.array_equal(marked.read(0), images.read(0))
+    assert (marked.read(1)[-8:, -8:] == 255).all()
+    assert np.array_equal(marked.read(1)[:-8], images.read(1)[:-8])
+    assert len({images.fingerprint, marked.fingerprint, Marked(images, frozenset([2]), 0.25).fingerprint}) == 3
+    some = marked.subset(np.array([3, 1]))
+    assert some.which == {1}
+    assert np.array_equal(some.read(1), marked.read(1))
+
+
+def test_how_often_a_backdoor_works_is_measured() -> None:
+    """By hand: marked test pictures of classes other than the target, asked of the server's model."""
+    experiment = world("fedavg", "head", rounds=1, attack="backdoor", **{"attack.share": 0.5, "attack.times": 30.0})
+    (record,) = train(experiment)
+    job, engine = experiment.job, make_engine(experiment)
+    server, _ = run_round(experiment, job.first_server(), engine)
+    assert experiment.triggered is not None
+    said = ask_shared(job, server, experiment.triggered)
+    others = experiment.triggered.labels != 0
+    assert record.diagnostics["backdoor"]["success"] == pytest.approx(100 * (said[others] == 0).mean())
+    assert any("simulated attack (backdoor) by 2 of the clients" in note for note in experiment.notes)
 
 
 def test_attacks_are_for_simulations() -> None:

@@ -1,11 +1,14 @@
 """An attack: what the bad clients of a simulated federation do otherwise than the others. They keep to the protocol,
 and say nothing that its checks would refuse."""
 
+from collections.abc import Sequence
+
 import torch
 from pydantic import Field
 
 from ..base.rng import generator
-from ..core.types import Options, Params, Reply, Samples
+from ..core.types import Options, Params, Reply
+from ..data.dataset import Images, Indices, Split
 
 
 class Attack(Options):
@@ -16,9 +19,13 @@ class Attack(Options):
         drawn = torch.randperm(clients, generator=generator(seed, "attack"))
         return frozenset(drawn[: round(self.share * clients)].tolist())
 
-    def poisoned(self, data: Samples, classes: int) -> Samples:
-        """What a bad client trains on."""
-        return data
+    def poisoned(self, train: Split, bad: Sequence[Indices], classes: int) -> Split:
+        """The training pictures as clients have them; `bad`: which of them each bad client holds."""
+        return train
+
+    def triggered(self, tests: Images) -> Images | None:
+        """Test pictures that show whether a hidden aim was reached; None: it has none."""
+        return None
 
     def forged(self, reply: Reply, start: Params) -> Reply:
         """What a bad client says in place of its reply; `start`: what it was sent."""

@@ -1,14 +1,29 @@
 """Flipped labels: a bad client trains on its own pictures, each as if it were of the class at the other end."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ..core.types import Samples
+import numpy as np
+
+from ..base.errors import UserError
+from ..data.dataset import Indices, Split
 from .base import Attack
 
 
 class FlipLabels(Attack):
     """a bad client's labels c are C − 1 − c: head classes are called tail classes, and the other way round"""
 
-    def poisoned(self, data: Samples, classes: int) -> Samples:
-        y = data.labels
-        return data.labelled(torch.arange(len(y)), classes - 1 - y)
+    def poisoned(self, train: Split, bad: Sequence[Indices], classes: int) -> Split:
+        labels, theirs = known_labels(train), joined(bad)
+        labels[theirs] = classes - 1 - labels[theirs]
+        return replace(train, labels=labels)
+
+
+def known_labels(train: Split) -> Indices:
+    if train.labels is None:
+        raise UserError("an attack by labels needs training pictures that have some")
+    return train.labels.copy()
+
+
+def joined(parts: Sequence[Indices]) -> Indices:
+    return np.concatenate([np.empty(0, np.int64), *parts])

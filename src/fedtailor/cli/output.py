@@ -58,6 +58,8 @@ def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0)
     display(result_table(s))
     if s["pseudo_labels"]:
         say(pseudo_line(s["labels"], s["pseudo_labels"]))
+    if s["backdoor"] is not None:
+        say(f"backdoor: {s['backdoor']:.1f}% of marked pictures of other classes are called the target")
     for note in s.get("notes", []):
         say(note, "yellow")
     if absent := s.get("never_took_part"):

@@ -51,9 +51,6 @@ def client_step(
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
     samples = len(data)
     data = data if task.pass_name.startswith(LABELER_PREFIX) else labelled_data(job, who, client, data)
-    attack = job.attack if who in job.bad else None
-    labels_known = not task.pass_name.startswith(LABELER_PREFIX)
-    data = attack.poisoned(data, job.model.classes) if attack and labels_known else data
     hold = LazyBalance(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
@@ -75,7 +72,8 @@ def client_step(
     check_statistics(up.stats, job.statistics(task.pass_name), samples, at)
     if job.privacy is not None:
         up = job.privacy(up, task.params, generator(job.seed, *path, "privacy"))
-    up = attack.forged(up, task.params) if attack else up
+    if job.attack is not None and who in job.bad:
+        up = job.attack.forged(up, task.params)
     kept = to_cpu({**reply.keep, **hold.keep()})
     stays = ClientState(
         local={**client.local, **{n: v for n, v in params.items() if job.scopes[n] == LOCAL}},

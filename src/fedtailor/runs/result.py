@@ -57,6 +57,7 @@ def summarise(
         f"last{LAST}": {part: last_mean(counted[part], part) for part in PARTS},
         "never_took_part": absent(run, rounds),
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
+        "backdoor": tested[-1]["diagnostics"].get("backdoor", {}).get("success") if tested else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
         "seconds": round(seconds, 2),

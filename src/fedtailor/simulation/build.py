@@ -49,6 +49,7 @@ class Experiment:
     weights: str  # hash of the backbone
     transform: Preprocess
     aside: EvalSet | None = None  # held out of training, and no test pictures: to calibrate by
+    triggered: EvalSet | None = None  # the test pictures with a backdoor's mark, in a simulation that has one
 
     @property
     def rounds(self) -> int:
@@ -59,7 +60,9 @@ class Experiment:
     def notes(self) -> tuple[str, ...]:
         """What numbers alone would not tell, for output, result.json and run.toml."""
         told = self.job.model.tuner.note(self.job.model.clip), self.job.method.lent, *self.federation.dataset.notes
-        return tuple(filter(None, told))
+        bad = ", ".join(map(str, sorted(self.job.bad)))
+        attacked = f"simulated attack ({self.run.attack.name}) by {len(self.job.bad)} of the clients: {bad}"
+        return tuple(filter(None, (*told, attacked if bad else "")))
 
     @property
     def groups(self) -> Groups:
@@ -169,10 +172,13 @@ def assemble(
     known = checkpoint.digest, transform, aside
     if not method.trains or not len(dataset.train):
         return Experiment(run, federation, job, tests, {}, *known)
-    train = features(dataset.train.images, training=True)
+    split = dataset.train
+    if job.attack is not None:
+        split = job.attack.poisoned(split, [federation.shares[k].train for k in sorted(job.bad)], model.classes)
+    train = features(split.images, training=True)
     asks = (method.teacher or job.labeler is not None) and train.fixed
-    plain = plain_features(dataset.train.images) if asks else None
-    labels = dataset.train.labels if job.labeler is None else None  # no pass can reach true labels that are not given
+    plain = plain_features(split.images) if asks else None
+    labels = split.labels if job.labeler is None else None  # no pass can reach true labels that are not given
     shares = {k: share.train for k, share in enumerate(federation.shares)}
     if OWN in method.everyone(run.clients):  # not federated: one place has everyone's pictures
         shares = {OWN: np.concatenate(list(shares.values()))}
@@ -180,7 +186,9 @@ def assemble(
     if own is not None and OWN not in data:
         store = features(own.images, training=False)
         data[OWN] = ClientData(store, np.arange(len(own)), own.labels, model.classes, model.device)
-    return Experiment(run, federation, job, tests, data, *known)
+    marked = job.attack.triggered(dataset.test.images) if job.attack is not None else None
+    triggered = None if marked is None else replace(tests, features=features(marked, training=False), plain=None)
+    return Experiment(run, federation, job, tests, data, *known, triggered)
 
 
 def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:

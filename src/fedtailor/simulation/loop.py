@@ -11,6 +11,7 @@ from ..base.errors import UserError
 from ..base.rng import generator
 from ..core.types import Server
 from ..evaluation.diagnostics import measure
+from ..evaluation.diagnostics.backdoor import backdoor
 from ..evaluation.diagnostics.round import RoundView
 from ..evaluation.metrics import Score
 from ..evaluation.testing import Said
@@ -74,6 +75,8 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
             engine.clients, engine.trace or (), cohort, shared, personal,
         )  # fmt: skip
         found = measure(experiment.run.record, seen)
+        if tested and experiment.triggered is not None:
+            found["backdoor"] = backdoor(seen, experiment.triggered)
         record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began)
         yield FinishedRound(record, server, steps, tested.said if tested else None)
         engine.clients.commit()  # whoever keeps states has done so
