@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 
 from fedtailor.base.errors import UserError
-from fedtailor.core.types import LOCAL, Params, PrivacyStep, Reply
+from fedtailor.core.types import LOCAL, Reply
 from fedtailor.privacy import PRIVACY
+from fedtailor.privacy.base import Leaving, PrivacyStep
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -22,11 +23,11 @@ class Bounded(PrivacyStep):
 
     most: float = Field(1e-3, gt=0)
 
-    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
-        change = {name: value - start[name] for name, value in reply.params.items()}
+    def __call__(self, reply: Reply, at: Leaving) -> Reply:
+        change = {name: value - at.start[name] for name, value in reply.params.items()}
         length = float(torch.cat([value.flatten() for value in change.values()]).norm())
         factor = min(1.0, self.most / length) if length else 1.0
-        return replace(reply, params={name: start[name] + factor * value for name, value in change.items()})
+        return replace(reply, params={name: at.start[name] + factor * value for name, value in change.items()})
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_mechanism_is_a_choice() -> None:
     """A class and a line in PRIVACY make it a setting, with checked options, that run.toml holds."""
     run = make_run("fedavg", {"privacy": "bounded", "privacy.most": 0.5})
     assert run.privacy.value == Bounded(most=0.5)
-    assert run.document()["privacy"] == {"name": "bounded", "most": 0.5}
+    assert run.document()["privacy"] == {"name": "bounded", "generator": "secret", "most": 0.5}
     with pytest.raises(UserError, match=r"privacy\.most: input should be greater than 0"):
         make_run("fedavg", {"privacy": "bounded", "privacy.most": 0})
     with pytest.raises(UserError, match=r"unknown privacy 'bouned'; did you mean 'bounded'"):

@@ -16,7 +16,8 @@ from fedtailor.client.job import ClientState, Job, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.method import Method
 from fedtailor.core.statistics import Form, Forms
-from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, PrivacyStep, Reply, Scope
+from fedtailor.core.types import FIXED, GLOBAL, LOCAL, Batch, Me, Params, Reply, Scope
+from fedtailor.privacy.base import Leaving, PrivacyStep
 from fedtailor.simulation.local import LocalEngine
 from posted import PostedEngine
 
@@ -280,8 +281,8 @@ def test_bytes_are_counted() -> None:
 
 
 class Blurred(PrivacyStep):
-    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
-        return Reply({"g": reply.params["g"] * 0 + start["g"]}, 1.0, {})
+    def __call__(self, reply: Reply, at: Leaving) -> Reply:
+        return Reply({"g": reply.params["g"] * 0 + at.start["g"]}, 1.0, {})
 
 
 def test_the_privacy_step_is_the_last_thing_before_leaving() -> None:

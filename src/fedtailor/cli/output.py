@@ -53,11 +53,13 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
-    from ..report.tables import pseudo_line, result_table
+    from ..report.tables import privacy_line, pseudo_line, result_table
 
     display(result_table(s))
     if s["pseudo_labels"]:
         say(pseudo_line(s["labels"], s["pseudo_labels"]))
+    if s["privacy"]:
+        say(privacy_line(s["privacy"], s["rounds"]))
     if s["backdoor"] is not None:
         say(f"backdoor: {s['backdoor']:.1f}% of marked pictures of other classes are called the target")
     for note in s.get("notes", []):

@@ -46,6 +46,7 @@ class Progress(Callback):
         disable = not enabled or not console.is_terminal
         self.bars = Bars(*work, *time, console=console, disable=disable, transient=True)
         self.tasks: dict[str, TaskID] = {}
+        self.accuracy = ""
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -71,7 +72,11 @@ class Progress(Callback):
         self.bars.update(self.tasks["rounds"], completed=record.round)
         tested = [score.overall for score in (record.shared, record.personal) if score and score.overall is not None]
         if tested:
-            self.bars.update(self.tasks["rounds"], note=f"accuracy {tested[0]:.1f}%")
+            self.accuracy = f"accuracy {tested[0]:.1f}%"
+        spent = record.privacy and record.privacy["epsilon"]
+        note = ", ".join(filter(None, (self.accuracy, f"ε {spent:.2f}" if spent else "")))
+        if note:
+            self.bars.update(self.tasks["rounds"], note=note)
 
 
 class Comparing(Progress, ComparisonCallback):

@@ -47,9 +47,10 @@ def from_bytes(data: bytes, groups_due: Iterable[str] = (), notes_due: Iterable[
 
 def client_to_bytes(client: ClientState) -> bytes:
     groups = {"local": client.local, "memory": client.memory, "tuned": client.tuned}
-    return to_bytes(groups, {"version": client.version, "state_id": client.state_id})
+    return to_bytes(groups, {"version": client.version, "state_id": client.state_id, "secret": client.secret.hex()})
 
 
 def client_from_bytes(data: bytes) -> ClientState:
     groups, note = from_bytes(data, ("local", "memory", "tuned"), ("version",))
-    return ClientState(groups["local"], groups["memory"], groups["tuned"], note["version"], note.get("state_id", ""))
+    told = note["version"], note.get("state_id", ""), bytes.fromhex(note.get("secret", ""))
+    return ClientState(groups["local"], groups["memory"], groups["tuned"], *told)

@@ -9,8 +9,9 @@ from ..base.rng import generator
 from ..core.method import Method
 from ..core.model import Model
 from ..core.statistics import Forms
-from ..core.types import FIXED, LOCAL, Params, Pass, PrivacyStep, Rebalancer, Scope, Server
+from ..core.types import FIXED, LOCAL, Params, Pass, Rebalancer, Scope, Server
 from ..labelers.base import Labeler
+from ..privacy.base import PrivacyStep
 
 LABELER_PREFIX = "labels."  # before the name of a labeler's pass, in its address on the wire
 
@@ -30,6 +31,7 @@ class Job:
     privacy: PrivacyStep | None = None  # done to whatever leaves a client, before it is compressed
     updates: str = "fp32"  # how what leaves is compressed
     attack: Attack | None = None  # what bad clients of a simulation do
+    cohort: int = 1  # how many clients a round has
 
     @cached_property
     def start(self) -> Params:
@@ -99,6 +101,7 @@ class ClientState:
     tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
     version: int = 0  # one more with each step
     state_id: str = ""  # of a remote client: the id of the request that left it in this state
+    secret: bytes = b""  # its noise comes from; no pass can see it
 
 
 def size(params: Params) -> int:

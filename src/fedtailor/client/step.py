@@ -16,6 +16,8 @@ from ..core.model import Model
 from ..core.statistics import check_statistics
 from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples
 from ..labelers.base import CANDIDATES, INDEX, LABEL
+from ..privacy.base import Leaving
+from ..privacy.noise import Noise, new_secret, request_key, seeded_secret
 from .compression import compress, decompress
 from .job import LABELER_PREFIX, ClientState, Job, Task, size, theta_of, to_cpu
 
@@ -69,9 +71,14 @@ def client_step(
     check_weight(job, reply, samples, at)
     leaves = {n: v for n, v in params.items() if job.scopes[n] not in (LOCAL, FIXED)}
     up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
-    check_statistics(up.stats, job.statistics(task.pass_name), samples, at)
+    forms = job.statistics(task.pass_name)
+    check_statistics(up.stats, forms, samples, at)
+    secret = client.secret
     if job.privacy is not None:
-        up = job.privacy(up, task.params, generator(job.seed, *path, "privacy"))
+        seeded = job.privacy.generator == "seeded"
+        secret = secret or (seeded_secret(job.seed, who) if seeded else new_secret())
+        key = request_key(secret, (task.round, task.pass_name), {"params": task.params, "inbox": task.inbox})
+        up = job.privacy(up, Leaving(task.params, forms, samples, job.cohort, Noise(key)))
     if job.attack is not None and who in job.bad:
         up = job.attack.forged(up, task.params)
     kept = to_cpu({**reply.keep, **hold.keep()})
@@ -81,6 +88,7 @@ def client_step(
         # Shared parameters that a method kept back this time are as much the client's last as those it sent.
         tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves | own_names(kept, theta))},
         version=client.version + 1,
+        secret=secret,
     )
     packed = compress(up.params, task.params, job.updates, generator(job.seed, *path, "rounding"))
     return replace(up, params=packed), stays

@@ -10,11 +10,11 @@ from .statistics import Form, Forms, class_counts
 from .types import FIXED, GLOBAL, LOCAL, OWN, Balance, Batch, Cluster, Each, Me, Params, Pass, Reply, Samples, Scope
 
 # isort: split
-from .types import Options, PrivacyStep, Rebalancer, Server, View
+from .types import Options, Rebalancer, Server, View
 
 __all__ = [
     "FIXED", "GLOBAL", "LOCAL", "OWN", "Balance", "Batch", "Bend", "Cluster", "Context", "Each", "Form", "Forms",
-    "Gradient", "LocalTraining", "Me", "Method", "Model", "Options", "Params", "Pass", "PrivacyStep", "Rebalancer",
+    "Gradient", "LocalTraining", "Me", "Method", "Model", "Options", "Params", "Pass", "Rebalancer",
     "Reply", "Samples", "Scope", "Server", "Tuner", "TwoBranches", "View", "branch", "class_counts", "even",
     "gradient_of", "gradients", "linear", "linear_init", "log_prior", "normal", "optimise", "resolve", "task_loss",
     "weighted_mean",

@@ -123,12 +123,6 @@ class Reply:
     keep: Params = field(default_factory=dict)  # stays, and comes back as me.memory
 
 
-class PrivacyStep(Options):
-    @abstractmethod
-    def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
-        """What leaves in place of a reply; `start` is what the server sent, so that an update can be bounded."""
-
-
 @dataclass(frozen=True)
 class Server:
     round: int

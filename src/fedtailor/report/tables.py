@@ -37,3 +37,12 @@ def result_table(summary: dict[str, Any]) -> Table:
 def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
     right = "none" if found["accuracy"] is None else f"{found['accuracy']:.1f}%"
     return f"pseudo-labels by {labeler}: {right} right; {found['labelled']} of {found['samples']} pictures have one"
+
+
+def privacy_line(spent: dict[str, Any], rounds: int) -> str:
+    told = {"updates": spent["epsilon"], "histograms and votes": spent["counts_epsilon"]}
+    found = ", ".join(f"ε = {'∞' if e is None else f'{e:.2f}'} for {what}" for what, e in told.items() if e != 0)
+    ended = f"; ended after {spent['rounds']} of {rounds} rounds, as another would exceed the budget"
+    return (
+        f"privacy of a client: {found or 'nothing released'}, δ = {spent['delta']:g}{ended if spent['spent'] else ''}"
+    )

@@ -57,6 +57,7 @@ def summarise(
         f"last{LAST}": {part: last_mean(counted[part], part) for part in PARTS},
         "never_took_part": absent(run, rounds),
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
+        "privacy": spent_privacy(rounds),
         "backdoor": tested[-1]["diagnostics"].get("backdoor", {}).get("success") if tested else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),
         "bytes_down": sum(row["bytes_down"] for row in rounds),
@@ -65,6 +66,12 @@ def summarise(
         "version": __version__,
         "run_dir": None if folder is None else str(folder),
     }
+
+
+def spent_privacy(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the last round that told anything came to, and after how many rounds that was."""
+    told = [row for row in rounds if row.get("privacy")]
+    return {**told[-1]["privacy"], "rounds": told[-1]["round"]} if told else None
 
 
 def absent(run: Run, rounds: list[dict[str, Any]]) -> list[int]:

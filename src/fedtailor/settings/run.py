@@ -20,7 +20,7 @@ from ..attacks.base import Attack
 from ..base.errors import UserError, unknown
 from ..base.keys import flat
 from ..clip.load import BUNDLED
-from ..core import OWN, LocalTraining, Method, PrivacyStep, Rebalancer, Tuner
+from ..core import OWN, LocalTraining, Method, Rebalancer, Tuner
 from ..data import FORMS, find_sites, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -32,6 +32,7 @@ from ..methods import METHODS
 from ..methods.recipe import Entry
 from ..methods.released.relay import CarriedMomentum
 from ..privacy import PRIVACY
+from ..privacy.base import PrivacyStep
 from ..rebalancers import REBALANCERS
 from ..robust import ROBUST
 from ..robust.base import Robust

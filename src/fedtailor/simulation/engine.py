@@ -61,6 +61,7 @@ class Engine(ABC):
         self.job, self.clients = job, ClientStates(clients)  # of remote clients, a state is only its version and mark
         self.log: list[StepLog] = []  # since whoever reads it last cleared it
         self.trace: list[StepTrace] | None = None  # the same in full, where someone wants it
+        self.releases: dict[str, set[str]] = {}  # by pass: what its replies were seen to hold (privacy/ledger.py)
 
     @abstractmethod
     def __call__(

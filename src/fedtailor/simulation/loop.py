@@ -15,9 +15,10 @@ from ..evaluation.diagnostics.backdoor import backdoor
 from ..evaluation.diagnostics.round import RoundView
 from ..evaluation.metrics import Score
 from ..evaluation.testing import Said
+from ..privacy.ledger import BudgetSpent, Ledger
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
-from .robust_each import RobustEach
+from .guarded import Guarded
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RoundRecord:
     diagnostics: dict[str, Any]  # by name, those the run records
     untuned: Score | None  # zero-shot CLIP on remote clients' own test pictures
     dropped: dict[str, str]  # client: why its reply does not count
+    privacy: dict[str, Any] | None = None  # ε and δ so far, and whether there can be no further round
 
     def row(self) -> dict[str, Any]:
         """As a line of rounds.jsonl."""
@@ -64,7 +66,13 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
     while server.round < experiment.rounds:
         began = time.perf_counter()
         before, clients = server, engine.clients.before()
-        server, cohort, steps = run_round_with_retries(experiment, server, engine)
+        try:
+            server, cohort, steps = run_round_with_retries(experiment, server, engine)
+        except BudgetSpent:
+            return  # the model is the last round's
+        ledger = Ledger.of(experiment.run.privacy.value, server, experiment.job.cohort)
+        if spent := ledger is not None and not ledger.affords(before):
+            server = replace(server, round=max(server.round, experiment.run.rounds))  # closing rounds tell nothing
         tested = None
         if server.round % experiment.run.every == 0 or server.round == experiment.rounds:
             tested = engine.evaluate(experiment, server)
@@ -77,7 +85,8 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
         found = measure(experiment.run.record, seen)
         if tested and experiment.triggered is not None:
             found["backdoor"] = backdoor(seen, experiment.triggered)
-        record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), began)
+        told = None if ledger is None else {**ledger.row(), "spent": spent}
+        record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), told, began)
         yield FinishedRound(record, server, steps, tested.said if tested else None)
         engine.clients.commit()  # whoever keeps states has done so
 
@@ -118,7 +127,8 @@ def run_round(
     def draw(fraction: float) -> list[int]:
         return sorted(set(cohort or ())) or method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
 
-    each = engine if run.robust.value is None else RobustEach(engine, run.robust.value)
+    ledger = Ledger.of(run.privacy.value, server, experiment.job.cohort)
+    each = Guarded(engine, run.robust.value, ledger) if run.robust.value or ledger else engine
     asked = draw(min(1.0, run.fraction * (1 + engine.oversample)))
     engine.begin_round(asked, len(draw(run.fraction)))
     if labeler is not None and labeler.due(t):
@@ -126,6 +136,7 @@ def run_round(
     after = method.round(server, asked, each)
     if run.server.value is not None:
         after = run.server.value(server, after, method.made)
+    after = ledger.kept(after) if ledger else after
     return replace(after, round=t + 1, new_labels=False), asked
 
 
@@ -135,10 +146,11 @@ def record_of(
     steps: list[StepLog],
     diagnostics: dict[str, Any],
     pseudo: dict[str, Any] | None,
+    privacy: dict[str, Any] | None,
     began: float,
 ) -> RoundRecord:
     return RoundRecord(
-        round=seen.after.round,
+        round=seen.before.round + 1,
         cohort=list(seen.cohort),
         shared=seen.shared,
         personal=seen.personal,
@@ -151,4 +163,5 @@ def record_of(
         diagnostics=diagnostics,
         untuned=tested.untuned if tested else None,
         dropped={str(step.client): step.dropped for step in steps if step.dropped},
+        privacy=privacy,
     )
