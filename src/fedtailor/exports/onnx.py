@@ -1,0 +1,131 @@
+"""One ONNX graph from pixels to logits: the whole tuned image path, whatever is in it, and text features as constants.
+
+The method's own prediction is traced, so that all there is to know of a method is whether it can be.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..base.errors import UserError
+from ..clip.block import Rng
+from ..clip.text import Layout
+from ..core.bend import Bend
+from .base import CannotExpress, Format
+from .source import FromPixels, Source, turned_into
+
+FILE = "model.onnx"
+NEEDED = ("onnx", "onnxruntime", "onnxscript")
+WHOLE = 1 << 30  # bytes of weights up to which the graph is one file; protobuf ends at twice as many
+ITERATES = "a prediction is searched for in steps, as many as a picture takes, and no fixed graph has that"
+USAGE = """\
+```python
+import json
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+session = onnxruntime.InferenceSession(f"{folder}/model.onnx")
+facts = json.load(open(f"{folder}/export.json"))
+(logits,) = session.run(None, {"pixels": pixels})  # (B, 3, S, S) float32 → (B, C), a column for each class
+calm = logits / facts["temperature"]
+p = np.exp(calm - calm.max(axis=1, keepdims=True))
+p /= p.sum(axis=1, keepdims=True)
+print([facts["classes"][c] for c in p.argmax(axis=1)])
+```"""
+
+
+@dataclass(frozen=True)
+class Traced(FromPixels):
+    """Takes text features, in the order in which they were asked for before, as they were then."""
+
+    known: list[Tensor] = field(default_factory=list)
+    left: list[Tensor] = field(default_factory=list)
+
+    def tuned_text(self, layout: Layout, bend: Bend, rng: Rng = None) -> Tensor:
+        if self.left:
+            return self.left.pop(0)
+        self.known.append(super().tuned_text(layout, bend, rng))
+        return self.known[-1]
+
+    def cosines(self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: Rng = None) -> Tensor:
+        """All pictures at once: a graph cannot say how many parts there are."""
+        features = self.clip.text(self.layout, rows(z), bend.own, bend.deep, bend.text_deltas)
+        return torch.einsum("nd,ncd->nc", z, F.normalize(features, dim=-1))
+
+
+class Graph(nn.Module):
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.ask, self.theta = source.predict, source.theta
+        self.vision = source.model.clip.vision  # whose weights are then named in the graph
+        self.model = turned_into(Traced, source.model, memo=None)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.model.left[:] = self.model.known
+        return self.ask(self.model, self.theta, pixels)
+
+
+class Onnx(Format):
+    what = "one ONNX graph, from pixels to logits"
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        if source.tuned.method.iterates:
+            raise CannotExpress(ITERATES)
+
+    def write(self, folder: Path) -> None:
+        if missing := [name for name in NEEDED if find_spec(name) is None]:
+            raise UserError(f"ONNX needs {', '.join(missing)}: pip install 'fedtailor[export]'")
+        size, graph = self.source.facts.preprocessing.size, Graph(self.source).eval()
+        pixels = torch.zeros(2, 3, size, size)
+        with plainly():
+            graph(pixels)  # text features, once
+            batch = torch.export.Dim("batch", min=1)
+            traced = torch.export.export(graph, (pixels,), dynamic_shapes=({0: batch},), strict=False)
+            made = torch.onnx.export(
+                traced, dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
+            )
+        assert made is not None
+        facts = self.source.facts
+        made.model.metadata_props.update(
+            classes=json.dumps(self.source.tuned.classes, ensure_ascii=False),
+            preprocessing=facts.preprocessing.model_dump_json(),
+            temperature=str(self.source.tuned.temperature(self.source.client)),
+        )
+        weights = sum(value.numel() * value.element_size() for value in graph.vision.state_dict().values())
+        made.save(folder / FILE, external_data=weights > WHOLE)
+
+    def answer(self, folder: Path, pixels: Tensor) -> Tensor:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+        return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
+
+    def usage(self) -> str:
+        return USAGE
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Torch's own operators, which ONNX knows; and without the exporter's talk of itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.backends.mkldnn.flags(enabled=False):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
