@@ -28,13 +28,14 @@ The matrix alone, with numpy, for features that were computed elsewhere:
 
 ```python
 import json
+from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
 it = load_file(f"{folder}/classifier.safetensors")
 z = features / np.linalg.norm(features, axis=1, keepdims=True)
 logits = it["logit_scale"] * z @ it["weight"].T + it["bias"]
-calm = logits / json.load(open(f"{folder}/export.json"))["temperature"]
+calm = logits / json.loads(Path(folder, "export.json").read_text())["temperature"]
 p = np.exp(calm - calm.max(axis=1, keepdims=True))
 p /= p.sum(axis=1, keepdims=True)
 ```"""

@@ -15,29 +15,29 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.errors import UserError
 from ..clip.block import Rng
 from ..clip.text import Layout
-from ..core.bend import Bend
+from ..core.bend import PLAIN, Bend
 from .base import CannotExpress, Format
 from .source import FromPixels, Source, turned_into
 
 FILE = "model.onnx"
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 WHOLE = 1 << 30  # bytes of weights up to which the graph is one file; protobuf ends at twice as many
+FOR_EACH = "every picture has class sentences of its own, and the graph would have a text tower for each"
 ITERATES = "a prediction is searched for in steps, as many as a picture takes, and no fixed graph has that"
 USAGE = """\
 ```python
 import json
+from pathlib import Path
 import numpy as np
 import onnxruntime
-from PIL import Image
 
 session = onnxruntime.InferenceSession(f"{folder}/model.onnx")
-facts = json.load(open(f"{folder}/export.json"))
+facts = json.loads(Path(folder, "export.json").read_text())
 (logits,) = session.run(None, {"pixels": pixels})  # (B, 3, S, S) float32 → (B, C), a column for each class
 calm = logits / facts["temperature"]
 p = np.exp(calm - calm.max(axis=1, keepdims=True))
@@ -48,10 +48,23 @@ print([facts["classes"][c] for c in p.argmax(axis=1)])
 
 @dataclass(frozen=True)
 class Traced(FromPixels):
-    """Takes text features, in the order in which they were asked for before, as they were then."""
+    """Takes text features, in the order in which they were asked for before, as they were then; and goes through an
+    image tower that nothing bends once, however often it is asked."""
 
     known: list[Tensor] = field(default_factory=list)
     left: list[Tensor] = field(default_factory=list)
+    plain: dict[str, Tensor] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self.left[:] = self.known
+        self.plain.clear()
+
+    def tower(self, x: Tensor, stop: str, bend: Bend = PLAIN, rng: Rng = None) -> Tensor:
+        if bend.prompts or bend.image_deltas:
+            return super().tower(x, stop, bend, rng)
+        if stop not in self.plain:
+            self.plain[stop] = super().tower(x, stop, bend, rng)
+        return self.plain[stop]
 
     def tuned_text(self, layout: Layout, bend: Bend, rng: Rng = None) -> Tensor:
         if self.left:
@@ -60,9 +73,7 @@ class Traced(FromPixels):
         return self.known[-1]
 
     def cosines(self, bend: Bend, rows: Callable[[Tensor], Tensor], z: Tensor, rng: Rng = None) -> Tensor:
-        """All pictures at once: a graph cannot say how many parts there are."""
-        features = self.clip.text(self.layout, rows(z), bend.own, bend.deep, bend.text_deltas)
-        return torch.einsum("nd,ncd->nc", z, F.normalize(features, dim=-1))
+        raise CannotExpress(FOR_EACH)
 
 
 class Graph(nn.Module):
@@ -73,7 +84,7 @@ class Graph(nn.Module):
         self.model = turned_into(Traced, source.model, memo=None)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        self.model.left[:] = self.model.known
+        self.model.begin()
         return self.ask(self.model, self.theta, pixels)
 
 
@@ -81,22 +92,26 @@ class Onnx(Format):
     what = "one ONNX graph, from pixels to logits"
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.source, size = source, source.tuned.backbone.clip.shape.image_size
         if source.tuned.method.iterates:
             raise CannotExpress(ITERATES)
+        self.graph, self.pixels = Graph(source).eval(), torch.zeros(2, 3, size, size)
+        with plainly():
+            self.graph(self.pixels)  # text features, once; what no graph has shows here
 
     def write(self, folder: Path) -> None:
         if missing := [name for name in NEEDED if find_spec(name) is None]:
             raise UserError(f"ONNX needs {', '.join(missing)}: pip install 'fedtailor[export]'")
-        size, graph = self.source.facts.preprocessing.size, Graph(self.source).eval()
-        pixels = torch.zeros(2, 3, size, size)
+        batch = torch.export.Dim("batch", min=1)
         with plainly():
-            graph(pixels)  # text features, once
-            batch = torch.export.Dim("batch", min=1)
-            traced = torch.export.export(graph, (pixels,), dynamic_shapes=({0: batch},), strict=False)
-            made = torch.onnx.export(
-                traced, dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
-            )
+            try:
+                traced = torch.export.export(self.graph, (self.pixels,), dynamic_shapes=({0: batch},), strict=False)
+                made = torch.onnx.export(
+                    traced, dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
+                )
+            except Exception as error:  # torch raises many kinds, of any method that is not ours
+                told = str(error).partition("\n")[0]
+                raise UserError(f"torch cannot make one graph of {self.source.title}: {told}") from error
         assert made is not None
         facts = self.source.facts
         made.model.metadata_props.update(
@@ -104,7 +119,7 @@ class Onnx(Format):
             preprocessing=facts.preprocessing.model_dump_json(),
             temperature=str(self.source.tuned.temperature(self.source.client)),
         )
-        weights = sum(value.numel() * value.element_size() for value in graph.vision.state_dict().values())
+        weights = sum(value.numel() * value.element_size() for value in self.graph.vision.state_dict().values())
         made.save(folder / FILE, external_data=weights > WHOLE)
 
     def answer(self, folder: Path, pixels: Tensor) -> Tensor:
@@ -120,12 +135,13 @@ class Onnx(Format):
 @contextmanager
 def plainly() -> Iterator[None]:
     """Torch's own operators, which ONNX knows; and without the exporter's talk of itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.backends.mkldnn.flags(enabled=False):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -69,8 +69,8 @@ def write_tokenizer(folder: Path, source: Source) -> None:
             shutil.copyfile(there / name, folder / name)
     if not (folder / TOKENIZER[0]).is_file():
         marks = {"bos_token": SOS, "eos_token": EOT, "pad_token": EOT, "unk_token": EOT}
-        length = checkpoint.clip.shape.context
-        write_json(folder / TOKENIZER[0], {"tokenizer_class": "CLIPTokenizer", "model_max_length": length, **marks})
+        how = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": checkpoint.clip.shape.context}
+        write_json(folder / TOKENIZER[0], {**how, **marks})  # as tokenizer.json says, whatever it is
 
 
 def preprocessor(it: Preprocessing) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def model_folder(folder: Path, clip: Path, method: str, tuner: str, calibrated: 
         preprocessing=Preprocessing(size=32, mean=checkpoint.mean, std=checkpoint.std, resize="bicubic"),
         groups={}, has_shared=True, clients=(mine, ClientFacts(name="south", own=False, predict="predict_shared")),
         calibration=Calibrations(why="fitted", shared=fit, personal=fit), trained_on="nothing",
-        scores=dict.fromkeys(("zero_shot", "global", "zero_shot_personal", "personal"), {}), files=files,
+        scores={key: {} for key in ("zero_shot", "global", "zero_shot_personal", "personal")}, files=files,
     )  # fmt: skip
     (folder / "model.json").write_text(json.dumps(facts.model_dump(mode="json")))
     return folder
