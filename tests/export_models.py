@@ -40,7 +40,7 @@ def model_folder(folder: Path, clip: Path, method: str, tuner: str, calibrated: 
         (folder / name).write_bytes(data)
 
     for name in ("shared.safetensors", "clients/0.safetensors"):
-        write(name, {key: value + 0.2 * torch.randn(value.shape, generator=rng) for key, value in first.items()})
+        write(name, {key: value + 0.1 * torch.randn(value.shape, generator=rng) for key, value in first.items()})
     mine = ClientFacts(name="north", own=True, predict="predict", file="clients/0.safetensors", pictures=9)
     fit = FIT if calibrated else None
     facts = ModelFacts(

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,14 +290,18 @@ def test_any_onnx(model_of: Any, tmp_path: Path, method: str, tuner: str, kind: 
 
 
 @pytest.mark.slow
-def test_the_card_of_an_onnx(model_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Broken: its code does not run, or tells another class."""
-    folder = model_of("promptfl", "text_prompt", calibrated=True)
-    done = fedtailor.export(folder, "onnx", tmp_path / "out")
-    found = usage(done.folder, pixels=pixels(4).numpy())
-    best = ours(folder, None, pixels(4)).argmax(dim=1).tolist()
-    assert capsys.readouterr().out == f"{[NAMES[c] for c in best]}\n"
-    assert found["p"].shape == (4, len(NAMES))
+@pytest.mark.parametrize("resize", ["bicubic", "bilinear"])
+def test_the_card_of_an_onnx(model_of: Any, tmp_path: Path, resize: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: its code does not run, prepares a picture otherwise, or tells another class or probability."""
+    tuned = fedtailor.load(model_of("promptfl", "text_prompt", calibrated=True))
+    preprocessing = tuned.facts.preprocessing.model_copy(update={"resize": resize})
+    tuned = replace(tuned, facts=tuned.facts.model_copy(update={"preprocessing": preprocessing}))
+    odd = tmp_path / "odd.png"
+    Image.fromarray(np.random.default_rng(3).integers(0, 255, (50, 41, 3)).astype(np.uint8)).save(odd)
+    done = fedtailor.export(tuned, "onnx", tmp_path / "out")
+    found, (wanted,) = usage(done.folder, picture=odd), tuned.predict(odd)
+    assert capsys.readouterr().out == f"{[wanted.label]}\n"
+    np.testing.assert_allclose(found["p"], tuned.probabilities(odd), rtol=1e-4, atol=1e-5)
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def card(source: Source, to: str, written: Format, folder: Path, notes: list[str
     parts = [
         f"# {facts.method['name']} on {backbone(facts)}, for {to}",
         f"A CLIP tuned by fedtailor {facts.versions['fedtailor']} to tell {len(source.tuned.classes)} classes apart: "
-        f"{source.whose} of {source.title}, {facts.rounds} rounds; here as {written.what}. It was made from the CLIP "
+        f"{source.title}, {facts.rounds} rounds. This is {source.whose}, as {written.what}. It was made from the CLIP "
         f"{backbone(facts)}, whose weights have the hash {facts.backbone.digest[:12]}. {inside}",
     ]
     if source.client is not None and source.tuned.has_own(source.client):

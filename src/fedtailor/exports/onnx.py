@@ -23,22 +23,36 @@ from ..clip.text import Layout
 from ..core.bend import PLAIN, Bend
 from .base import CannotExpress, Format
 from .source import FromPixels, Source, turned_into
+from .transformers import resize_notes
 
 FILE = "model.onnx"
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 WHOLE = 1 << 30  # bytes of weights up to which the graph is one file; protobuf ends at twice as many
 FOR_EACH = "every picture has class sentences of its own, and the graph would have a text tower for each"
 ITERATES = "a prediction is searched for in steps, as many as a picture takes, and no fixed graph has that"
+RESIZE = {
+    "bicubic": """\
+width, height = (size * side // min(image.size) for side in image.size)
+left, top = round((width - size) / 2), round((height - size) / 2)
+image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))""",
+    "bilinear": "image = image.resize((size, size), Image.Resampling.BILINEAR)",
+}
 USAGE = """\
 ```python
 import json
 from pathlib import Path
 import numpy as np
 import onnxruntime
+from PIL import Image
 
-session = onnxruntime.InferenceSession(f"{folder}/model.onnx")
 facts = json.loads(Path(folder, "export.json").read_text())
-(logits,) = session.run(None, {"pixels": pixels})  # (B, 3, S, S) float32 → (B, C), a column for each class
+size, mean, std = (facts["preprocessing"][name] for name in ("size", "mean", "std"))
+image = Image.open(picture).convert("RGB")
+{resize}
+pixels = ((np.asarray(image) / 255 - mean) / std).transpose(2, 0, 1)[None].astype(np.float32)  # (B, 3, S, S)
+
+session = onnxruntime.InferenceSession(Path(folder, "model.onnx"))
+(logits,) = session.run(None, {{"pixels": pixels}})  # (B, C), a column for each class
 calm = logits / facts["temperature"]
 p = np.exp(calm - calm.max(axis=1, keepdims=True))
 p /= p.sum(axis=1, keepdims=True)
@@ -129,7 +143,11 @@ class Onnx(Format):
         return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
 
     def usage(self) -> str:
-        return USAGE
+        how = self.source.facts.preprocessing.resize
+        return USAGE.format(resize=RESIZE.get(how, RESIZE["bilinear"]))
+
+    def notes(self) -> list[str]:
+        return resize_notes(self.source.facts.preprocessing)
 
 
 @contextmanager

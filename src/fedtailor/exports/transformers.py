@@ -15,6 +15,8 @@ from .linear import one_clip
 from .source import Source
 
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+ODD = "where a margin is odd, transformers' crop may be one pixel further left or up than fedtailor's"
+LATE = "this run resized pictures after it had normalised them, other libraries do so before: rounding may differ"
 NO_RESNET = "transformers' CLIP has no ResNet, and this one has one"
 USAGE = """\
 ```python
@@ -56,7 +58,8 @@ class Transformers(Format):
         return USAGE
 
     def notes(self) -> list[str]:
-        return resize_notes(self.source.facts.preprocessing)
+        it = self.source.facts.preprocessing
+        return [ODD] if it.resize == "bicubic" else resize_notes(it)
 
 
 def write_tokenizer(folder: Path, source: Source) -> None:
@@ -94,6 +97,5 @@ def preprocessor(it: Preprocessing) -> dict[str, Any]:
 
 
 def resize_notes(it: Preprocessing) -> list[str]:
-    late = "this run resized pictures after it had normalised them, other libraries do so before: rounding may differ"
-    crop = "an odd margin may be cut one pixel further left or up than fedtailor cuts it"
-    return [late] if it.resize == "late" else [crop] if it.resize == "bicubic" else []
+    """Of what other libraries do before a picture gets to the tower."""
+    return [LATE] if it.resize == "late" else []
