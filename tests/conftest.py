@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 import posted  # noqa: F401  # adds engine=posted
+from export_models import model_folder
 from fedtailor.cli import main
 from fedtailor.data.datasets import drawn
-from tiny import tiny_folder
+from tiny import RESNET, tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
 
@@ -112,3 +113,28 @@ def small(pictures: Path, tiny: Path) -> dict[str, Any]:
         "data.min_size": 2,
         "data.min_test": 1,
     }
+
+
+@pytest.fixture(scope="session")
+def clips(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoint folders of both kinds."""
+    return {"vit": tiny, "resnet": tiny_folder(tmp_path_factory.mktemp("resnet"), RESNET)}
+
+
+@pytest.fixture(scope="session")
+def model_of(clips: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`model_of("promptfl", "text_prompt", "vit")`: a model folder with random parameters, which nobody changes."""
+
+    @cache
+    def made(method: str, tuner: str, clip: str = "vit", **more: Any) -> Path:
+        return model_folder(tmp_path_factory.mktemp("models") / "model", clips[clip], method, tuner, **more)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A square one, which every library crops alike."""
+    path = tmp_path_factory.mktemp("picture") / "one.png"
+    Image.fromarray(np.random.default_rng(2).integers(0, 255, (48, 48, 3)).astype(np.uint8)).save(path)
+    return path

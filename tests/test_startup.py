@@ -93,6 +93,7 @@ def test_a_stranger(start: Start, first: Seen) -> None:
         "run",
         "predict",
         "evaluate",
+        "export",
         "compare",
         "reproduce",
         "plot",

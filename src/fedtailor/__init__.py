@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .core.method import Method
     from .core.model import Model, Tuner
     from .core.types import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Params, Reply, Scope, Server
+    from .exports.export import Exported, export
     from .labelers.base import Labeler
     from .runs.callback import Callback
     from .runs.comparison import Comparison, compare
@@ -47,13 +48,14 @@ HOMES = {
     **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
     "Result": "runs.result",
     "load": "use.load",
+    **dict.fromkeys(("Exported", "export"), "exports.export"),
     **dict.fromkeys(("Prediction", "TunedModel"), "use.model"),
 }
 
 __all__ = [
-    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Labeler", "Me", "Method",
-    "Model", "Params", "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "Tuner", "UserError",
-    "__version__", "compare", "load", "make_run", "register", "resume", "run",
+    "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Exported", "Labeler", "Me",
+    "Method", "Model", "Params", "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "Tuner",
+    "UserError", "__version__", "compare", "export", "load", "make_run", "register", "resume", "run",
 ]  # fmt: skip
 
 

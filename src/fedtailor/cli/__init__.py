@@ -12,6 +12,7 @@ from .arguments import ANY_OPTION
 from .compare import compare
 from .data import data_app
 from .evaluate import evaluate
+from .export import export
 from .flower import flower_app
 from .look import doctor, list_, show
 from .plot import plot
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, predict, evaluate, compare, reproduce, plot, show, doctor):
+for verb in (run, predict, evaluate, export, compare, reproduce, plot, show, doctor):
     app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -35,6 +35,7 @@ def examine() -> list[Finding]:
         tried("bundled CLIP", lambda: f"loads, weights {load('bundled').digest[:12]}", "bad"),
         extra("hub", "huggingface_hub"),
         extra("flower", "flwr"),
+        extra("export", "onnxruntime"),
         Finding("torchvision", f"{'installed' if find_spec('torchvision') else 'not installed'}; not needed here"),
         cache(),
         Finding("data folder", str(default_root())),

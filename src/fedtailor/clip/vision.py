@@ -110,7 +110,7 @@ class VisionTransformer(ImageTower):
 
     def embed(self, pixels: Tensor) -> Tensor:
         patches = self.conv1(pixels).flatten(2).transpose(1, 2)
-        cls = self.class_embedding.to(patches.dtype).expand(len(pixels), 1, -1)
+        cls = self.class_embedding.to(patches.dtype).expand(pixels.shape[0], 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positional_embedding
 
     def go_on(
@@ -134,7 +134,8 @@ class VisionTransformer(ImageTower):
         return x[:, : -prompt.tokens.shape[-2]] if prompt and not prompt.keep else x
 
     def kept(self, x: Tensor, start: str, prompts: Prompts) -> int:
-        tokens = len(x) * (len(self.positional_embedding) + sum(prompt.tokens.shape[-2] for prompt in prompts.values()))
+        learned = sum(prompt.tokens.shape[-2] for prompt in prompts.values())
+        tokens = x.shape[0] * (len(self.positional_embedding) + learned)
         return 4 * (self.layers - max(0, self.stages.index(start) - 1)) * self.width * KEPT * tokens
 
     def leave(self, x: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ class VisionTransformer(ImageTower):
 def enter(x: Tensor, prompt: Prompt | None) -> Tensor:
     if prompt is None:
         return x
-    rows = prompt.tokens.to(x.dtype).expand(len(x), -1, -1)
+    rows = prompt.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
     return torch.cat([x[:, : -rows.shape[1]] if prompt.replace else x, rows], dim=1)
 
 

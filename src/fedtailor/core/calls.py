@@ -72,7 +72,7 @@ class ImageCall:
         return self.x.shape[1:], self.start, self.stop, tuple(prompts.items()), tuple(self.bend.image_deltas)
 
     def answer(self, calls: Sequence[ImageCall]) -> list[Tensor]:
-        sizes, alone = [len(call.x) for call in calls], len(calls) == 1
+        sizes, alone = [call.x.shape[0] for call in calls], len(calls) == 1
         prompts = dict(self.bend.prompts)
         for layer, (_, replaces, keep) in () if alone else self.bend.prompts.items():
             each = [call.bend.prompts[layer].tokens.expand(n, -1, -1) for call, n in zip(calls, sizes, strict=True)]
@@ -83,7 +83,7 @@ class ImageCall:
         recompute = torch.is_grad_enabled() and self.tower.kept(x, self.start, prompts) > self.budget
         with self.cast():
             found = self.tower(x, self.start, self.stop, prompts, deltas, rngs, recompute).float()
-        return list(found.split(sizes))
+        return [found] if alone else list(found.split(sizes))
 
 
 def several(deltas: Sequence[Deltas], sizes: Sequence[int]) -> TowerDeltas:

@@ -32,6 +32,7 @@ class Method(Options):
     made: ClassVar[tuple[str, ...]] = ()  # patterns of shared parameters that the server computes rather than averages
     lent: ClassVar[str] = ""  # caption of a shared model that is tested with the mean of what clients keep; empty: none
     class_rows: ClassVar[tuple[str, ...]] = ()  # as Tuner.class_rows, of what the method adds to the tuner's parameters
+    iterates: ClassVar[bool] = False  # True: a prediction is searched for until it is good enough, picture by picture
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: LocalTraining = LocalTraining()  # epochs, batch, lr …

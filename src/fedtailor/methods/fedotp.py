@@ -16,6 +16,7 @@ from ..core import Model, Params, TwoBranches, branch
 
 class FedOTP(TwoBranches):
     reads = "patches"
+    iterates = True
     everyone_first = True
 
     eps: float = Field(0.1, ge=1e-3, description="weight of the plan's entropy: the smaller, the sharper")

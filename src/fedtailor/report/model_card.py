@@ -14,17 +14,30 @@ SHOWN = 60  # names, at most
 def card(facts: ModelFacts) -> str:
     """As Markdown."""
     method, tuner = facts.method["name"], facts.tuner["name"]
-    backbone = Path(facts.backbone.name).name if Path(facts.backbone.name).is_absolute() else facts.backbone.name
     own = sum(client.own for client in facts.clients)
     parts = [
-        f"# {method} on {backbone}",
+        f"# {method} on {backbone(facts)}",
         f"A CLIP tuned by fedtailor {facts.versions['fedtailor']} to tell {len(facts.classes)} classes apart: "
         f"{method} with tuner {tuner}, {facts.rounds} rounds. CLIP itself is not in this folder, only what bends it.",
         "```text\nfedtailor predict THIS-FOLDER photo.jpg\nfedtailor evaluate THIS-FOLDER PICTURES\n```",
         "## What is in it",
         "\n".join(f"* {line}" for line in contents(facts, own)),
+        *about(facts, facts.classes),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def backbone(facts: ModelFacts) -> str:
+    """Without the path, which is nobody's business."""
+    name = Path(facts.backbone.name)
+    return name.name if name.is_absolute() else facts.backbone.name
+
+
+def about(facts: ModelFacts, classes: tuple[str, ...]) -> list[str]:
+    """What is so in whatever form the model is kept."""
+    parts = [
         "## Classes",
-        names(facts.classes),
+        names(classes),
         "## Trained on",
         f"{facts.trained_on}.",
         "## Scores",
@@ -36,7 +49,7 @@ def card(facts: ModelFacts) -> str:
     ]
     if facts.notes:
         parts += ["## Notes", "\n".join(f"* {note}" for note in facts.notes)]
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def contents(facts: ModelFacts, own: int) -> list[str]:

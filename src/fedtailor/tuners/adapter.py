@@ -1,10 +1,27 @@
 """FedCLIP's attention gate on image features: I' = softmax(W₂ tanh(W₁ I)) ⊙ I."""
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Bend, Model, Params, Tuner, linear, linear_init
+from ..core import Bend, Model, Params, Tuner, linear_init
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionGate:
+    """Its two layers, W₁ and W₂, as values: whoever writes the model down elsewhere has to see them."""
+
+    weight_in: Tensor
+    bias_in: Tensor
+    weight_out: Tensor
+    bias_out: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        hidden = torch.tanh(F.linear(features, self.weight_in, self.bias_in))
+        return F.linear(hidden, self.weight_out, self.bias_out).softmax(dim=1) * features
 
 
 class Adapter(Tuner):
@@ -18,8 +35,5 @@ class Adapter(Tuner):
         return {**linear_init("adapter.in", D, hidden, rng), **linear_init("adapter.out", hidden, D, rng)}
 
     def bend(self, theta: Params, model: Model) -> Bend:
-        def gate(features: Tensor) -> Tensor:
-            hidden = torch.tanh(linear(theta, "adapter.in", features))
-            return linear(theta, "adapter.out", hidden).softmax(dim=1) * features
-
-        return Bend(gates=(gate,))
+        layers = (theta[f"adapter.{layer}.{part}"] for layer in ("in", "out") for part in ("weight", "bias"))
+        return Bend(gates=(AttentionGate(*layers),))

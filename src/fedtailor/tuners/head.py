@@ -1,5 +1,6 @@
 """A linear classifier on CLIP's image features in place of the class sentences (a linear probe)."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -9,6 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core import Bend, Model, Params, Tuner, linear
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    scale: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return self.scale * F.normalize(features, dim=-1)
 
 
 class Head(Tuner):
@@ -26,7 +35,4 @@ class Head(Tuner):
         return {"head.weight": rows, "head.bias": torch.zeros(model.classes)}
 
     def bend(self, theta: Params, model: Model) -> Bend:
-        def scaled(features: Tensor) -> Tensor:
-            return model.clip.scale * F.normalize(features, dim=-1)
-
-        return Bend(gates=(scaled,), head=partial(linear, theta, "head"))
+        return Bend(gates=(Scaled(model.clip.scale),), head=partial(linear, theta, "head"))

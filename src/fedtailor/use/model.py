@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +33,7 @@ from .pictures import Pictures, listed, name_of
 
 WORK = "looking at pictures"
 Probabilities = NDArray[np.float32]
+Predict = Callable[[Model, Params, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,19 @@ class TunedModel:
         """(B, C) of pictures at the stage where the tuner enters. What they need of the text tower is computed once."""
         number = self.number(client)
         if number not in self.asked:
-            theta, ask = dict(self.shared), self.method.predict_shared
-            if number is not None:
-                facts = self.facts.clients[number]
-                theta |= read_params(self.folder, facts.file, self.facts) if facts.file else {}
-                check_shapes(self.folder, theta, self.shared)
-                ask = getattr(self.method, facts.predict)
-            there = {name: self.model.put(value) for name, value in self.grown(theta).items()}
-            self.asked[number] = lambda x: ask(self.model, there, x)
+            theta, predict = self.parameters(number)
+            self.asked[number] = lambda x: predict(self.model, theta, x)
         return self.asked[number]
+
+    def parameters(self, client: int | str | None) -> tuple[Params, Predict]:
+        """A model's parameters, on the device, and by which of the method's two it predicts."""
+        number, theta, predict = self.number(client), dict(self.shared), self.method.predict_shared
+        if number is not None:
+            facts = self.facts.clients[number]
+            theta |= read_params(self.folder, facts.file, self.facts) if facts.file else {}
+            check_shapes(self.folder, theta, self.shared)
+            predict = getattr(self.method, facts.predict)
+        return {name: self.model.put(value) for name, value in self.grown(theta).items()}, predict
 
     def grown(self, theta: Params) -> Params:
         """With a row for each class that was added, as the method would begin it."""
