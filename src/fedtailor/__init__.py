@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runs.result import Result
     from .settings.extensions import register
     from .settings.run import Run, make_run
+    from .trackers import track
     from .use.load import load
     from .use.model import Prediction, TunedModel
 
@@ -46,6 +47,7 @@ HOMES = {
     **dict.fromkeys(("resume", "run"), "runs.execute"),
     **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
     "Result": "runs.result",
+    "track": "trackers",
     "load": "use.load",
     **dict.fromkeys(("Prediction", "TunedModel"), "use.model"),
 }
@@ -53,7 +55,7 @@ HOMES = {
 __all__ = [
     "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Labeler", "Me", "Method",
     "Model", "Params", "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "Tuner", "UserError",
-    "__version__", "compare", "load", "make_run", "register", "resume", "run",
+    "__version__", "compare", "load", "make_run", "register", "resume", "run", "track",
 ]  # fmt: skip
 
 
