@@ -200,11 +200,8 @@ def test_mlflow(twice: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     client = MlflowClient(note["uri"])
     run = client.get_run(note["run"])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "mine")
-    assert (run.data.params["method.name"], run.data.params["rounds"], run.data.tags["rounds"]) == (
-        "promptfl",
-        "2",
-        "3",
-    )
+    params, tags = run.data.params, run.data.tags
+    assert (params["method.name"], params["rounds"], tags["rounds"]) == ("promptfl", "2", "3")
     found = [(it.step, it.value) for it in client.get_metric_history(note["run"], "global/overall")]
     assert found == [(t, row["global/overall"]) for t, row in due(folder)]
     assert len(client.search_runs([run.info.experiment_id])) == 1
