@@ -22,6 +22,7 @@ GROUPS = {
     ),
     "Errors and version": ("UserError", "__version__"),
 }
+LONG = 30  # letters of a default that says nothing any more
 OF_PYDANTIC = {"model_post_init", "model_config"}
 
 
@@ -43,12 +44,11 @@ def api_page() -> str:
 
 def told(name: str, it: Any) -> Iterator[str]:
     if not (inspect.isclass(it) or inspect.isfunction(it)):
-        known = it if isinstance(it, str | int | float) or repr(it).startswith("<") is False else type(it)
-        yield f"`{name} = {known!r}`"
+        yield f"`{name} = {it!r}`"
         return
     if inspect.isfunction(it) or is_dataclass(it):
         yield from ("```python", signature(name, it), "```", "")
-    yield from prose(inspect.getdoc(it) if it.__doc__ else "")
+    yield from prose(own_text(it, name))
     if inspect.isclass(it):
         yield from members(it)
 
@@ -60,19 +60,33 @@ def members(kind: type) -> Iterator[str]:
         yield from ("| setting | what |", "|---|---|")
         yield from (f"| `{key}` | {field.description} |" for key, field in fields.items())
         yield ""
+    silent = []
     for name, member in vars(kind).items():
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         if name.startswith("_") or name in OF_PYDANTIC or not inspect.isfunction(function):
             continue
-        first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        yield from (f"**`{signature(name, function, wide=True)}`**", "", first, "")
+        shown = f"`{signature(name, function, wide=True)}`"
+        if text := inspect.getdoc(function):
+            yield from (f"**{shown}**", "", text.split("\n\n")[0].replace("\n", " "), "")
+        else:
+            silent.append(shown)
+    if silent:
+        yield from ("Also:", "", *(f"* {shown}" for shown in silent), "")
+
+
+def own_text(it: Any, name: str) -> str:
+    """A docstring that somebody wrote: not the one that a dataclass makes, and not that of another class."""
+    text = inspect.getdoc(it) or ""
+    return "" if not it.__doc__ or text.startswith(f"{name}(") else text
 
 
 def signature(name: str, it: Any, wide: bool = False) -> str:
     """On one line if it fits."""
-    found = inspect.signature(it)
-    shown = [shown_parameter(parameter) for parameter in found.parameters.values() if parameter.name != "self"]
-    end = "" if inspect.isclass(it) else f" -> {annotated(found.return_annotation)}"
+    found, of_class = inspect.signature(it), inspect.isclass(it)
+    shown = [
+        shown_parameter(parameter) for parameter in found.parameters.values() if parameter.name not in ("self", "cls")
+    ]
+    end = "" if of_class else f" -> {annotated(found.return_annotation)}"
     whole = str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
     if wide or len(name + whole + end) < 90:
         return f"{name}{whole}{end}"
@@ -83,12 +97,15 @@ def signature(name: str, it: Any, wide: bool = False) -> str:
 def shown_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     empty = inspect.Parameter.empty
     kind = empty if parameter.annotation is empty else Raw(annotated(parameter.annotation))
-    default = Raw("…") if repr(parameter.default).startswith("<") else parameter.default
+    dull = repr(parameter.default).startswith("<") or len(repr(parameter.default)) > LONG
+    default = Raw("…") if dull else parameter.default
     return parameter.replace(annotation=kind, default=empty if parameter.default is empty else default)
 
 
 def annotated(kind: Any) -> str:
-    return kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    """As it is written in the source, without the modules that names come from."""
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text).replace("dict[str, Tensor]", "Params")
 
 
 def prose(text: str | None) -> Iterator[str]:

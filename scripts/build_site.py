@@ -1,4 +1,4 @@
-"""The documentation as a site: `python scripts/site.py`, then open build/site/index.html.
+"""The documentation as a site: `python scripts/build_site.py`, then open build/site/index.html.
 
 The pages are those that are read on GitHub. They are copied to build/docs, README.md as the home page, and their links
 are set to where things are there; a link to a file that is no page becomes its words. Zensical then builds the site,
@@ -22,6 +22,10 @@ HOMES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 FOLDERS = {"docs": "", "lab": "lab/", "notebooks": "notebooks/"}
 SUFFIXES = {".md", ".svg", ".png", ".css", ".ipynb"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+OUTSIDE = re.compile(
+    r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+    r"""|(?:url\(["']?|@import ["'])(?:https?:)?//[^)"']*"""
+)
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 
 
@@ -75,12 +79,22 @@ def stage() -> None:
     (STAGED / "api.md").write_text(api_page())
 
 
+def fetched(built: Path) -> list[str]:
+    """What a browser would fetch from elsewhere to show these pages: it should be nothing."""
+    pages = [path for path in sorted(built.rglob("*")) if path.suffix in {".html", ".css", ".svg"}]
+    return [f"{path.relative_to(built)}: {found}" for path in pages for found in OUTSIDE.findall(path.read_text())]
+
+
 def main() -> int:
     stage()
     program = Path(sys.executable).parent / "zensical"
-    return subprocess.run(
-        [program, "build", "--strict", "--clean"], cwd=ROOT, check=False, env={**os.environ, "NO_COLOR": "1"}
-    ).returncode
+    words, environment = [program, "build", "--strict", "--clean"], {**os.environ, "NO_COLOR": "1"}
+    if code := subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode:
+        return code
+    if outside := fetched(ROOT / "build" / "site"):
+        print("not to be fetched:", *outside, sep="\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
