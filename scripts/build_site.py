@@ -50,7 +50,7 @@ def relinked(text: str, source: str, known: dict[str, str]) -> str:
         there = os.path.relpath((ROOT / source).parent / path, ROOT)
         there = f"{there}/README.md" if (ROOT / there).is_dir() else there
         if there not in known:
-            return words
+            return words if (ROOT / there).exists() else match[0]  # of which Zensical will complain
         return f"{bang}[{words}]({os.path.relpath(known[there], Path(known[source]).parent)}{mark}{anchor})"
 
     # Code in a link's words is part of the link, so only code that holds a whole link is left out.

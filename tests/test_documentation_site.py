@@ -40,6 +40,7 @@ def test_every_page_is_in_the_navigation() -> None:
         ("docs/results.md", "[lab](../lab/README.md)", "[lab](lab/README.md)"),
         ("docs/faq.md", "[it](../notebooks/quickstart.ipynb)", "[it](notebooks/quickstart.ipynb)"),
         ("docs/deploying.md", "[one function](../src/fedtailor/client/step.py)", "one function"),
+        ("docs/faq.md", "[nowhere](nowhere.md)", "[nowhere](nowhere.md)"),
         ("docs/runs.md", "![a run](run.svg)", "![a run](run.svg)"),
         ("docs/runs.md", "[above](#numbers) [x](https://a.b/c.md)", "[above](#numbers) [x](https://a.b/c.md)"),
         ("README.md", "```text\n[a](docs/runs.md)\n```", "```text\n[a](docs/runs.md)\n```"),
