@@ -59,7 +59,8 @@ class Tracker(Callback):
         try:
             self.begin(flat(experiment.run.document()))
         except self.failures as error:
-            raise UserError(f"{self.name}: cannot begin to track ({error}); run without, and add it later") from error
+            again = f"fedtailor run --resume {self.folder}, with or without --track {self.name}"
+            raise UserError(f"{self.name}: cannot begin to track ({error}); go on with: {again}") from error
         self.begun = True
         self.waiting = [row for row in read_rows(self.folder) if self.note.get("round", -1) < row["round"] <= done]
         self.send_waiting()
