@@ -195,6 +195,8 @@ def execute(
         result = Result(experiment.run, summary, rows, folder)
         return result
     finally:
-        if store:
-            store.close()
-        callback.on_end(result)
+        try:
+            callback.on_end(result)
+        finally:
+            if store:
+                store.close()

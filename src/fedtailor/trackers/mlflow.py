@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from .tracker import Tracker
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
-MOST, LONGEST = 100, 6000  # parameters in one request, letters in one of them
+MOST, LONGEST = 100, 6000  # parameters or metrics in one request, letters in one of them
 
 
 class Mlflow(Tracker):
@@ -36,9 +36,7 @@ class Mlflow(Tracker):
             known = self.client.get_experiment_by_name(name)
             there = known.experiment_id if known else self.client.create_experiment(name)
             self.note["run"] = self.client.create_run(there, run_name=self.folder.name).info.run_id
-            made = [Param(key, value) for key, value in params.items()]
-            for i in range(0, len(made), MOST):
-                self.client.log_batch(self.note["run"], params=made[i : i + MOST])
+            self.log(params=[Param(key, value) for key, value in params.items()])
         if "MLFLOW_TRACKING_URI" not in os.environ:  # which may hold a password
             self.note["uri"] = where
         self.client.update_run(self.note["run"], status="RUNNING")
@@ -59,8 +57,12 @@ class Mlflow(Tracker):
 
     def send(self, round: int, numbers: Mapping[str, float]) -> None:  # noqa: A002
         now = int(time.time() * 1000)
-        metrics = [Metric(allowed(key), value, now, round) for key, value in numbers.items()]
-        self.client.log_batch(self.note["run"], metrics=metrics)
+        self.log(metrics=[Metric(allowed(key), value, now, round) for key, value in numbers.items()])
+
+    def log(self, **what: list[Any]) -> None:
+        for kind, items in what.items():
+            for i in range(0, len(items), MOST):
+                self.client.log_batch(self.note["run"], **{kind: items[i : i + MOST]})
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.note["run"], "FINISHED" if finished else "KILLED")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +30,7 @@ NOTE = "trackers.json"
 Row = Mapping[str, Any]
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     name: ClassVar[str]  # of the module, the package and the extra
     failures: tuple[type[Exception], ...] = (OSError,)  # what the library raises when something is not there
 
@@ -62,7 +62,7 @@ class Tracker(Callback):
             again = f"fedtailor run --resume {self.folder}, with or without --track {self.name}"
             raise UserError(f"{self.name}: cannot begin to track ({error}); go on with: {again}") from error
         self.begun = True
-        self.waiting = [row for row in read_rows(self.folder) if self.note.get("round", -1) < row["round"] <= done]
+        self.waiting = [row for row in read_rows(self.folder, done) if row["round"] > self.note.get("round", -1)]
         self.send_waiting()
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
@@ -105,12 +105,13 @@ def numbers(row: Row) -> dict[str, float]:
     return {key: float(it) for key, it in known.items() if isinstance(it, int | float) and not isinstance(it, bool)}
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The scores of CLIP before any training, as round 0, and what is kept of every round."""
+def read_rows(folder: Path, done: int) -> list[dict[str, Any]]:
+    """The scores of CLIP before any training, as round 0, and a row for each round that counts. What is behind those
+    in rounds.jsonl is of a round that was not finished."""
     zero_shot = json.loads((folder / "data.json").read_text())["zero_shot"]
     rounds = folder / "rounds.jsonl"
     lines = rounds.read_text().splitlines() if rounds.is_file() else []
-    return [{"round": 0, **zero_shot}, *map(json.loads, lines)]
+    return [{"round": 0, **zero_shot}, *map(json.loads, lines[:done])]
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
