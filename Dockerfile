@@ -3,10 +3,10 @@
 #   docker build -t fedtailor .
 #   docker run --rm fedtailor                                     # fedtailor run
 #   docker run --rm fedtailor list methods
-#   docker run --rm -v "$PWD/runs:/work/runs" -v "$PWD/photos:/work/photos:ro" fedtailor \
+#   docker run --rm -v "$PWD/runs:/tailor/runs" -v "$PWD/photos:/tailor/photos:ro" fedtailor \
 #     run capt data=folder:photos clients=5
 #
-# It writes to /work/runs, as user 1000. Pictures that were encoded are kept in /work/cache: mount it to keep them longer.
+# It writes to /tailor/runs, as user 1000. Pictures that were encoded are kept in /tailor/cache: mount it to keep them longer.
 FROM python:3.11-slim
 
 # A torch without CUDA comes first, as the README says: the other would bring gigabytes of GPU libraries.
@@ -18,9 +18,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt -e .
 
-RUN useradd --uid 1000 --create-home tailor && mkdir -p /work/runs /work/cache && chown -R tailor /work
+RUN useradd --uid 1000 --create-home tailor && mkdir -p /tailor/runs /tailor/cache && chown -R tailor /tailor
 USER tailor
-WORKDIR /work
-ENV FEDTAILOR_CACHE=/work/cache
+WORKDIR /tailor
+ENV FEDTAILOR_CACHE=/tailor/cache
 ENTRYPOINT ["fedtailor"]
 CMD ["run"]
