@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .runs.result import Result
     from .settings.extensions import register
     from .settings.run import Run, make_run
+    from .trackers import track
     from .use.load import load
     from .use.model import Prediction, TunedModel
 
@@ -47,6 +48,7 @@ HOMES = {
     **dict.fromkeys(("resume", "run"), "runs.execute"),
     **dict.fromkeys(("Comparison", "compare"), "runs.comparison"),
     "Result": "runs.result",
+    "track": "trackers",
     "load": "use.load",
     **dict.fromkeys(("Exported", "export"), "exports.export"),
     **dict.fromkeys(("Prediction", "TunedModel"), "use.model"),
@@ -55,7 +57,7 @@ HOMES = {
 __all__ = [
     "FIXED", "GLOBAL", "LOCAL", "Batch", "Callback", "Cluster", "Comparison", "Each", "Exported", "Labeler", "Me",
     "Method", "Model", "Params", "Prediction", "Reply", "Result", "Run", "Scope", "Server", "TunedModel", "Tuner",
-    "UserError", "__version__", "compare", "export", "load", "make_run", "register", "resume", "run",
+    "UserError", "__version__", "compare", "export", "load", "make_run", "register", "resume", "run", "track",
 ]  # fmt: skip
 
 

@@ -17,11 +17,18 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default: a new one under runs/")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
     seed: Annotated[int | None, typer.Option(help="short for seed=N")] = None,
+    track: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="send each round to tensorboard, wandb or mlflow too")
+    ] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
     with waiting("starting", quiet):
+        from ..runs.callback import Together
+        from ..trackers import track as tracking
+
+        trackers = tracking(*filter(None, track.split(",")))
         from ..runs import execute
         from ..settings.keys import parse
         from .progress import Progress
@@ -38,10 +45,11 @@ def run(
 
     def how() -> str:
         begun = (folder / "run.toml").is_file()
-        return f"go on with: {command('run', '--resume', folder)}" if begun else "no round was begun"
+        words = ("run", "--resume", folder, *(("--track", track) if track else ()))
+        return f"go on with: {command(*words)}" if begun else "no round was begun"
 
     with resumable(how), Progress(enabled=not quiet) as progress:
-        result = go(callback=progress)
+        result = go(callback=Together(progress, trackers))
     if as_json:
         emit(result.summary)
     else:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..evaluation.metrics import Score
     from ..simulation.build import Experiment
     from ..simulation.loop import RoundRecord
+    from .result import Result
 
 
 class Callback:
     """Told how a run goes on; this one does nothing with it."""
+
+    def on_folder(self, folder: Path | None) -> None:
+        """Nothing has begun yet. The run will be kept in this folder, which may be new, or (None) not be kept."""
 
     def on_progress(self, what: str, done: int, total: int) -> None:
         """So much of a piece of work is done."""
@@ -21,6 +26,36 @@ class Callback:
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         """A round is over, of so many."""
+
+    def on_end(self, result: Result | None) -> None:
+        """The run is over, or (None) was stopped before its end."""
+
+
+class Together(Callback):
+    """Several, told one after the other."""
+
+    def __init__(self, *callbacks: Callback) -> None:
+        self.callbacks = callbacks
+
+    def on_folder(self, folder: Path | None) -> None:
+        for it in self.callbacks:
+            it.on_folder(folder)
+
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        for it in self.callbacks:
+            it.on_progress(what, done, total)
+
+    def on_start(self, experiment: Experiment, zero_shot: Score, done: int) -> None:
+        for it in self.callbacks:
+            it.on_start(experiment, zero_shot, done)
+
+    def on_round(self, record: RoundRecord, rounds: int) -> None:
+        for it in self.callbacks:
+            it.on_round(record, rounds)
+
+    def on_end(self, result: Result | None) -> None:
+        for it in self.callbacks:
+            it.on_end(result)
 
 
 class ComparisonCallback(Callback):

@@ -48,6 +48,7 @@ def run(
     began = time.perf_counter()
     if out is not None:
         RunFolder.check_free(Path(out))  # before the work of preparing, too
+    callback.on_folder(None if out is None else Path(out))
     with torch_threads(resolved.threads):
         experiment = build(resolved, callback.on_progress)
         store = None if out is None else RunFolder.create(Path(out), resolved, about(experiment))
@@ -61,6 +62,7 @@ def resume(folder: str | PathLike[str], *, rounds: int | None = None, callback: 
     store, resolved, noted = RunFolder.reopen(Path(folder))
     with torch_threads(resolved.threads):
         try:
+            callback.on_folder(store.folder)
             changed = resolved if rounds is None else with_rounds(store, resolved, rounds)
             experiment = build(changed, callback.on_progress)
             check_same(folder, experiment, noted)
@@ -165,6 +167,7 @@ def execute(
     callback: Callback,
     make: MakeEngine = make_engine,
 ) -> Result:
+    result: Result | None = None
     try:
         untuned = zero_shot(experiment.job, experiment.tests)
         whole, parts = experiment.tests.scores(untuned)
@@ -189,7 +192,11 @@ def execute(
         if store:
             keep_model(store, experiment, make, summary)
             write_atomic(store.folder / RESULT, (json.dumps(summary, indent=1) + "\n").encode())
-        return Result(experiment.run, summary, rows, folder)
+        result = Result(experiment.run, summary, rows, folder)
+        return result
     finally:
-        if store:
-            store.close()
+        try:
+            callback.on_end(result)
+        finally:
+            if store:
+                store.close()
