@@ -110,10 +110,21 @@ def test_whole_or_not_at_all(promptfl: str, tmp_path: Path, fault: str, monkeypa
         return right(self, folder, pixels) + 1e-2
 
     monkeypatch.setattr(ClassifierMatrix, fault, full if fault == "write" else wrong)
-    kind, why = (OSError, "No space") if fault == "write" else (UserError, "logits differ by .* more than 0.0001")
-    with pytest.raises(kind, match=why):
+    why = {"write": "nothing is kept: No space left", "answer": "logits differ by .* more than 0.0001"}
+    with pytest.raises(UserError, match=why[fault]):
         fedtailor.export(promptfl, "classifier", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_somebody_elses_part(promptfl: str, tmp_path: Path) -> None:
+    """Broken: what another export is writing, or what a user has under that name, is removed."""
+    (tmp_path / "out.part").mkdir()
+    (tmp_path / "out.part/letter").write_text("dear")
+    with pytest.raises(UserError, match=r"out\.part is there: of an export that goes on"):
+        fedtailor.export(promptfl, "classifier", tmp_path / "out")
+    with pytest.raises(UserError, match=r"cannot write .*letter/out"):
+        fedtailor.export(promptfl, "classifier", tmp_path / "out.part/letter/out")
+    assert (tmp_path / "out.part/letter").read_text() == "dear"
 
 
 def test_what_is_missing_is_told(promptfl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,11 +64,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, which: str, deltas: LayerDel
     out, delta = affine(x, weight, bias), deltas.on.get(which)
     if delta is None:
         return out
-    rngs = deltas.rng if isinstance(deltas.rng, tuple) else (deltas.rng,)
-    if isinstance(delta, LowRank):
-        return out + low_rank(x, delta, rngs[0])
-    rngs = rngs if len(rngs) == len(delta.parts) else rngs * len(delta.parts)
-    return out + torch.cat([low_rank(*each) for each in zip(x.split(delta.sizes), delta.parts, rngs, strict=True)])
+    parts, inputs = (delta.parts, x.split(delta.sizes)) if isinstance(delta, Several) else ((delta,), (x,))
+    rngs = deltas.rng if isinstance(deltas.rng, tuple) else (deltas.rng,) * len(parts)
+    low = [low_rank(*each) for each in zip(inputs, parts, rngs, strict=True)]
+    return out + (low[0] if len(low) == 1 else torch.cat(low))
 
 
 def low_rank(x: Tensor, delta: LowRank, rng: Rng) -> Tensor:

@@ -97,15 +97,22 @@ def check_empty(folder: Path) -> None:
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
     """A folder beside it that is moved there when all is done, and removed if it is not."""
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    part.mkdir(parents=True)
+    place = folder.absolute()
+    part = place.with_name(f"{place.name}.part")
+    try:
+        part.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UserError(f"{part} is there: of an export that goes on, or was killed; then remove it") from error
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error}") from error
     try:
         yield part
         check_empty(folder)
         if folder.exists():
             folder.rmdir()
         part.rename(folder)
+    except OSError as error:  # a full disk, say
+        raise UserError(f"cannot write {folder}, nothing is kept: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

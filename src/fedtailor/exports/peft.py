@@ -23,7 +23,7 @@ from .transformers import NO_RESNET
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
 USAGE = """\
-`clip` is the CLIP that this was made from, as transformers has it.
+`clip` is the CLIP that this was made from, as transformers has it; `pixels` are pictures that were prepared for it.
 
 ```python
 import torch
