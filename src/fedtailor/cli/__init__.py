@@ -18,6 +18,7 @@ from .plot import plot
 from .predict import predict
 from .reproduce import reproduce
 from .run import run
+from .start import start
 
 app = typer.Typer(
     name="fedtailor",
@@ -26,8 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, predict, evaluate, compare, reproduce, plot, show, doctor):
-    app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
+for verb in (run, start, predict, evaluate, compare, reproduce, plot, show, doctor):
+    app.command(context_settings=ANY_OPTION if verb in (run, start, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

@@ -53,8 +53,9 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
-    from ..report.tables import pseudo_line, result_table
+    from ..report.tables import heading, pseudo_line, result_table
 
+    say(heading(s), "italic")
     display(result_table(s))
     if s["pseudo_labels"]:
         say(pseudo_line(s["labels"], s["pseudo_labels"]))

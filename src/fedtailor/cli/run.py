@@ -1,8 +1,11 @@
 """`fedtailor run`"""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +13,10 @@ from ..base.errors import UserError
 from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
 from .output import emit, print_result, waiting
 from .stopping import command, resumable
+
+if TYPE_CHECKING:
+    from ..runs.result import Result
+    from ..settings.run import Run
 
 
 def run(
@@ -24,7 +31,6 @@ def run(
     with waiting("starting", quiet):
         from ..runs import execute
         from ..settings.keys import parse
-        from .progress import Progress
 
     if resume:
         given = parse(words or []) if all("=" in word for word in words or []) else {}
@@ -33,16 +39,27 @@ def run(
         folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
-        folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
+        folder = out or folder_of(settings)
         go = partial(execute.run, settings, out=folder)
+
+    result = carry_out(go, folder, quiet)
+    if as_json:
+        emit(result.summary)
+    else:
+        print_result(result.summary, result.run.data.server == "test", result.run.data.validation)
+
+
+def carry_out(go: Callable[..., Result], folder: Path, quiet: bool) -> Result:
+    """A run, with progress; whoever stops it is told how to go on."""
+    from .progress import Progress
 
     def how() -> str:
         begun = (folder / "run.toml").is_file()
         return f"go on with: {command('run', '--resume', folder)}" if begun else "no round was begun"
 
     with resumable(how), Progress(enabled=not quiet) as progress:
-        result = go(callback=progress)
-    if as_json:
-        emit(result.summary)
-    else:
-        print_result(result.summary, result.run.data.server == "test", result.run.data.validation)
+        return go(callback=progress)
+
+
+def folder_of(settings: Run) -> Path:
+    return new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")

@@ -23,6 +23,7 @@ FOREIGN = frozenset(
     | {".npy", ".npz", ".nii", ".mha", ".mat"}
 )
 EXAMPLES = 5
+UNREADABLE = "pictures that cannot be read"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Checked:
     findings: list[Finding]
     facts: dict[str, int]  # pictures to train and to test on, classes, sites
     notes: tuple[str, ...] = ()
+    sides: tuple[int, int, int] | None = None  # shorter ones, in pixels: least, median, most
 
     @property
     def ok(self) -> bool:
@@ -48,7 +50,8 @@ class Checked:
 
     def document(self) -> dict[str, Any]:
         found = [asdict(finding) for finding in self.findings]
-        return {"data": self.name, "ok": self.ok, **self.facts, "findings": found, "notes": list(self.notes)}
+        rest = {"findings": found, "notes": list(self.notes), "sides": self.sides}
+        return {"data": self.name, "ok": self.ok, **self.facts, **rest}
 
 
 def check(
@@ -68,11 +71,18 @@ def check(
         elif not len(split):
             found.append(Finding(f"no {what} pictures", 0, True))
     seen = list(read_all(dataset, progress))
-    unreadable = [one.error for one in seen if one.error]
-    found += finding("pictures that cannot be read", unreadable)
+    found += finding(UNREADABLE, [one.error for one in seen if one.error])
     found += of_copies(seen, own)
     facts = {"train": len(dataset.train), "test": len(dataset.test), "classes": len(dataset.classes)}
-    return Checked(dataset.name, found, {**facts, "sites": len(dataset.site_names)}, dataset.notes)
+    facts["sites"] = len(dataset.site_names)
+    sides = sorted(one.side for one in seen if not one.error)
+    middle = (sides[0], sides[len(sides) // 2], sides[-1]) if sides else None
+    return Checked(dataset.name, found, facts, dataset.notes, middle)
+
+
+def in_words(sides: tuple[int, int, int]) -> str:
+    least, middle, most = sides
+    return f"{least} pixels" if least == most else f"{least} to {most} pixels, half of them {middle} or more"
 
 
 def finding(what: str, examples: Sequence[str], wrong: bool = True) -> list[Finding]:
@@ -115,6 +125,7 @@ class Seen:
     site: int
     name: str
     digest: bytes  # of its pixels
+    side: int  # the shorter one, in pixels, as it is read
     error: str
 
 
@@ -125,13 +136,15 @@ def read_all(dataset: Dataset, progress: ProgressFn | None = None) -> Iterator[S
     def look(place: tuple[str, Split, int]) -> Seen:
         name, split, index = place
         site = -1 if split.sites is None else int(split.sites[index])
-        images, digest, told = split.images, b"", ""
+        images, digest, side, told = split.images, b"", 0, ""
         try:
             pixels = images.read(index)
+            side = min(pixels.shape[:2])
             digest = hashlib.blake2b(repr(pixels.shape).encode() + pixels.tobytes(), digest_size=16).digest()
         except BrokenPicture as error:
             told = f"{error.path}: {error.reason}"
-        return Seen(name, index, site, images.paths[index] if isinstance(images, FileImages) else "", digest, told)
+        path = images.paths[index] if isinstance(images, FileImages) else ""
+        return Seen(name, index, site, path, digest, side, told)
 
     pool = ThreadPoolExecutor()
     try:

@@ -19,10 +19,10 @@ from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
 from ..data.check import few_broken
-from ..data.dataset import Dataset, Images, histogram
+from ..data.dataset import Dataset, Images
 from ..data.datasets import drawn
 from ..data.federation import Federation, federate, hold_out, set_aside
-from ..data.groups import GROUPS, Groups
+from ..data.groups import Groups, find_groups
 from ..data.pictures import BrokenPicture
 from ..data.preprocess import Preprocess, preprocess
 from ..data.released import ReleasedDraws
@@ -84,9 +84,7 @@ def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Grou
         federation = hold_out(federation, data.validation, run.seed)
     if data.calibrate:
         federation = set_aside(federation, data.calibrate, run.seed)
-    C = len(dataset.classes)
-    labels = federation.dataset.train.labels
-    return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
+    return federation, find_groups(data.groups, federation.dataset.train.labels, len(dataset.classes))
 
 
 def with_clip_note(run: Run, dataset: Dataset) -> Dataset:

@@ -78,7 +78,11 @@ ALSO = {"patient": "group", "patient_id": "group"}  # other names of a column
 
 def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
-    rows = read_rows(path)
+    return of_rows(path, read_rows(path), otherwise, must_train)
+
+
+def of_rows(path: Path, rows: list[TableRow], otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
+    """The pictures of a table's rows; the table itself need not be written yet."""
     if filled(path, rows, "split", "data"):
         if wrong := [row for row in rows if not split_of(row.split)]:
             raise UserError(f"{path}: split must be train, test or val, got {wrong[0].split!r} for {wrong[0].path}")
