@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a folder of pictures for each class")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|TABLE", help="a folder of pictures for each class, or a CSV table")
+    ],
     client: Client = None,
     classes: Classes = "",
     backbone: Clip = "",

@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from .dataset import Dataset
 from .datasets import own
 from .datasets.files import SUFFIXES, visible
-from .datasets.layout import Layout, is_picture, walk
+from .datasets.layout import Layout, pictures_in
 from .datasets.own import TableRow
 
 UNLABELLED = frozenset({"unlabelled", "unlabeled", "unsorted", "nolabel", "no_label", "no_labels"})
@@ -81,8 +81,7 @@ def heap_and_rest(root: Path) -> list[TableRow]:
     rest = [folder for name, folder in inner.items() if name in LABELLED]
     if len(heap) != 1 or len(rest) != 1:
         return []
-    loose = [heap[0].joinpath(*parts) for parts, inner in walk(heap[0]) if not inner and is_picture(parts[-1])]
-    return [*rows_of(rest[0], own.layout_of(rest[0])), *(TableRow(str(path)) for path in loose)]
+    return [*rows_of(rest[0], own.layout_of(rest[0])), *(TableRow(str(path)) for path in pictures_in(heap[0]))]
 
 
 def of_sites(folders: Sequence[Path]) -> list[TableRow]:

@@ -15,7 +15,7 @@ from ..base.progress import ProgressFn
 from .check import UNREADABLE, Checked, check
 from .dataset import Dataset, Indices, histogram
 from .datasets import drawn
-from .datasets.layout import is_picture, walk
+from .datasets.layout import pictures_in
 from .gather import Gathered, gather
 from .groups import has_tail
 
@@ -83,7 +83,7 @@ class Survey:
 
 
 def has_pictures(folder: Path) -> bool:
-    return any(not inner and is_picture(parts[-1]) for parts, inner in walk(folder))
+    return next(pictures_in(folder), None) is not None
 
 
 def survey(paths: Sequence[Path], table: Path, progress: ProgressFn | None = None) -> Survey:

@@ -73,6 +73,11 @@ def is_picture(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES
 
 
+def pictures_in(folder: Path) -> Iterator[Path]:
+    """All of them, at any depth, in order."""
+    return (folder.joinpath(*parts) for parts, inner in walk(folder) if not inner and is_picture(parts[-1]))
+
+
 def read_layout(root: Path, names: Collection[str] = ()) -> Layout:
     """`names` are the classes, if they are known: then there is no doubt at which level they are."""
     folders: list[Parts] = []
