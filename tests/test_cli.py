@@ -16,6 +16,7 @@ from PIL import Image
 
 import fedtailor
 from conftest import Call
+from fedtailor.__main__ import main as loaded
 from fedtailor.cli import app, arguments, catalogue, installation
 from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import METRICS
@@ -185,6 +186,18 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     assert answer.code == 130
     assert "--resume" not in answer.err
     assert not (tmp_path / "other").exists()
+
+
+def test_interrupted_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: Ctrl-C in the first moment ends in a traceback."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtailor.cli.main", stop)
+    with pytest.raises(SystemExit) as end:
+        loaded()
+    assert end.value.code == 130
 
 
 def test_interrupted_anywhere(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except UserError as error:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console = Console(emoji=False, stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
         console.print(str(error), markup=False)
         raise SystemExit(error.code) from None

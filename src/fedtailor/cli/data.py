@@ -59,7 +59,7 @@ def data_show(
         return
     display(counts_table(federation, groups))
     if labelled:
-        Console().print(TerminalHeatmap(federation.counts))
+        Console(emoji=False).print(TerminalHeatmap(federation.counts))
 
 
 def data_words(words: list[str]) -> list[str]:
@@ -91,7 +91,7 @@ def data_check(
 def print_checked(found: Checked) -> None:
     from ..data.check import in_words
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if found.facts:
         sides = f"; shorter sides of {in_words(found.sides)}" if found.sides else ""
         facts = ", ".join(f"{count} {what}" for what, count in found.facts.items())

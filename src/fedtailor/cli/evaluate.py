@@ -55,9 +55,9 @@ def evaluate(
             }
         )
         return
-    console = Console()
+    console = Console(emoji=False)
     for line in told:
-        Console(stderr=True).print(line, markup=False, highlight=False)
+        Console(emoji=False, stderr=True).print(line, markup=False, highlight=False)
     for table in tables(names, found, tuned.facts.method["name"]):
         console.print(table)
     console.print(

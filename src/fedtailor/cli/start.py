@@ -38,7 +38,9 @@ def start(
     """Look at pictures, propose a run for them with reasons, write it down, and run it: fedtailor start photos"""
     if yes and no_run:
         raise UserError("--yes and --no-run are given; choose one")
-    talk = not as_json and sys.stdin.isatty() and Console().is_terminal
+    talk = not as_json and at_a_terminal()
+    if out.exists() and not force and not talk:
+        raise in_the_way(out)  # before all pictures are read
     folders, said = told_apart(words or [])
     table = out.with_suffix(".csv")
     seen = look(folders, table, quiet)
@@ -75,6 +77,11 @@ def start(
         return
     print_result(result.summary)
     say(f"use it: {command('predict', folder, 'PICTURES')}{own_model(proposal)}")
+
+
+def at_a_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def told_apart(words: list[str]) -> tuple[list[Path], list[str]]:
@@ -115,7 +122,7 @@ def write(proposal: Proposal, files: dict[Path, str], table: Path, force: bool, 
     files = {**({table: as_csv(rows)} if rows else {}), **files}
     for path in files:
         if path.exists() and not force and not (talk and agreed(f"{path} is there already; write over it?")):
-            raise UserError(f"{path} is there already; give another --out, or --force to write over it")
+            raise in_the_way(path)
     for path, text in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +130,10 @@ def write(proposal: Proposal, files: dict[Path, str], table: Path, force: bool, 
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; give another --out") from error
     return list(files)
+
+
+def in_the_way(path: Path) -> UserError:
+    return UserError(f"{path} is there already; give another --out, or --force to write over it")
 
 
 def why_not(proposal: Proposal, yes: bool, no_run: bool, talk: bool) -> str:
@@ -136,7 +147,7 @@ def why_not(proposal: Proposal, yes: bool, no_run: bool, talk: bool) -> str:
 
 def agreed(question: str) -> bool:
     try:
-        return Confirm.ask(question, console=Console(stderr=True), default=False)
+        return Confirm.ask(question, console=Console(emoji=False, stderr=True), default=False)
     except EOFError:
         return False
 

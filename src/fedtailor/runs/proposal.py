@@ -70,6 +70,7 @@ def propose(found: Survey, machine: Machine, said: Mapping[str, Any] | None = No
     small = given.get("backbone.name", backbone) in (BUNDLED, *LAB)
     method, why_method = method_for(found, quick=small or machine.device != "cpu")
     settings = {"method.name": method, "data.name": found.name, "backbone.name": backbone, **habits(found), **given}
+    settings.setdefault("data.template", found.dataset.template)  # which is written down, so that it can be changed
     if found.counts is None:
         settings.setdefault("labels.name", labels)
     if DEALT & given.keys():  # another way to deal pictures out

@@ -48,7 +48,6 @@ OTHERS = {
 def to_toml(proposal: Proposal, command: str) -> str:
     """`command` runs the file."""
     values = flat(proposal.run.document())
-    values["data.template"] = values["data.template"] or proposal.survey.dataset.template
     shown = [key for key in WORDS if key != "fraction" or values["clients"] > FEW]
     keys = [*shown, *(key for key in proposal.said if key not in shown and key in values)]
     groups: dict[str, list[str]] = {"": []}
@@ -95,10 +94,10 @@ def found(survey: Survey) -> list[str]:
     gathered, checked = survey.gathered, survey.checked
     notes = [*(gathered.notes if gathered else ()), *dataset.notes[1 if sites else 0 :]]  # the first tells of sites
     lines += [f"{note[0].upper()}{note[1:]}." for note in notes]
-    wrong = [f"{it.what} ({it.count})" for it in (checked.findings if checked else []) if it.wrong]
-    if wrong:
-        more = shlex.join(["fedtailor", "data", "check", survey.name])
-        lines.append(f"Likely wrong: {'; '.join(wrong)}. More: {more}")
+    for title, wrong in (("Likely wrong", True), ("Worth knowing", False)):
+        if some := [f"{it.what} ({it.count})" for it in (checked.findings if checked else []) if it.wrong is wrong]:
+            more = shlex.join(["fedtailor", "data", "check", survey.name])
+            lines.append(f"{title}: {'; '.join(some)}. More: {more}")
     return lines
 
 

@@ -222,6 +222,8 @@ def own_sites(given: Mapping[str, Any]) -> int:
     chosen, or a key of another."""
     if given.get("data.partition.name", "site") != "site" or DEALT & given.keys():
         return 0
+    if {"data.partition.name", "clients"} <= given.keys():
+        return 0  # nothing is left to find out
     sites = find_sites(str(given.get("data.name", "")))
     return sites if sites > 1 else 0
 

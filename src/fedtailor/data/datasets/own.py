@@ -25,6 +25,13 @@ def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
     layout, names_file = layout_of(root, otherwise), root / NAMES
     check_heaps(root, layout)
+    if layout.outside and not layout.pictures:
+        raise UserError(
+            f"the {len(layout.outside)} pictures in {root} lie in no class folders; put them into one folder per class "
+            "or, without labels, into train/, and some of each class into test/<class>/"
+        )
+    if not (layout.pictures or layout.classes or layout.splits or otherwise or names_file.is_file()):
+        raise UserError(f"{root} has no pictures; their names must end in {', '.join(sorted(SUFFIXES))}")
     if must_train and layout.splits and "train" not in layout.splits:
         there = ", ".join(f"{split}/" for split in sorted(layout.splits))
         raise UserError(f"{root} has {there} but no train/; add train/, or put the class folders straight into {root}")
