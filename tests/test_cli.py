@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -364,9 +365,9 @@ def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
     answer = call("data", "check", f"folder:{pictures}")
     assert (answer.code, answer.out.split(": ")[-1]) == (0, "nothing wrong\n")
     bad = tmp_path / "bad"
-    for part, name in (("train", "a"), ("test", "a")):
+    for part, name in product(("train", "test"), "ab"):
         (bad / part / name).mkdir(parents=True)
-        Image.new("RGB", (4, len(part))).save(bad / part / name / "good.png")
+        Image.new("RGB", (4, len(part) + ord(name))).save(bad / part / name / "good.png")
     (bad / "train" / "a" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     answer = call("data", "check", f"folder:{bad}")
     assert answer.code == 1

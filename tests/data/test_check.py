@@ -117,7 +117,8 @@ def test_the_published_sizes(tmp_path: Path) -> None:
     for value, part in enumerate(("train", "val", "test")):
         paint(tmp_path / f"dtd/images/banded/{part}.jpg", 100 * value)
         write(tmp_path / f"dtd/labels/{part}1.txt", f"banded/{part}.jpg")
-    assert found(check_dataset("dtd", tmp_path)) == {
+    told = found(check_dataset("dtd", tmp_path))
+    assert {what: it for what, it in told.items() if "published" in what} == {
         "training pictures; as published there are 3760": (2, True),
         "test pictures; as published there are 1880": (1, True),
     }
