@@ -293,6 +293,8 @@ def test_this_folder(photos: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
         (["photos", "--rounds", "3"], "settings are written without dashes: rounds=3"),
         (["photos", "rounds=x"], "rounds: input should be a valid integer"),
         (["photos", "mehtod=tailor"], "unknown key 'mehtod'; did you mean"),
+        (["photos", "preset=tuned"], "preset= sets more than the file would show"),
+        (["photos", "--out", "mine.csv"], "takes a file whose name ends in .toml"),
         (["fotos"], "fotos: there is no such folder or file"),
     ],
 )

@@ -38,6 +38,8 @@ def start(
     """Look at pictures, propose a run for them with reasons, write it down, and run it: fedtailor start photos"""
     if yes and no_run:
         raise UserError("--yes and --no-run are given; choose one")
+    if out.suffix != ".toml":
+        raise UserError(f"--out {out}: fedtailor run takes a file whose name ends in .toml")
     talk = not as_json and at_a_terminal()
     if out.exists() and not force and not talk:
         raise in_the_way(out)  # before all pictures are read

@@ -65,6 +65,8 @@ def propose(found: Survey, machine: Machine, said: Mapping[str, Any] | None = No
     given = full_keys(said or {})
     if "data.name" in given:
         raise UserError("data= is given beside what was looked at; give folders alone, or take fedtailor run")
+    if "preset" in given:
+        raise UserError("preset= sets more than the file would show; take fedtailor run METHOD preset=…")
     labels, why_labels = labels_for(found)
     backbone, why_backbone = backbone_for(found, machine)
     small = given.get("backbone.name", backbone) in (BUNDLED, *LAB)
@@ -79,7 +81,7 @@ def propose(found: Survey, machine: Machine, said: Mapping[str, Any] | None = No
     run = make_run(settings=settings)
     chosen = {
         "method": (run.method.name, why_method),
-        "labels": (run.labels.name, why_labels),
+        "labels": (run.labels.name, why_labels if run.labels.name == labels else comes_with(run)),
         "tuner": (run.tuner.name, tuner_why(run)),
         "backbone": (run.backbone.name, why_backbone),
         "privacy": (run.privacy.name, privacy_why(run)),
@@ -149,6 +151,10 @@ def labels_for(found: Survey) -> tuple[str, str]:
 def tuner_why(run: Run) -> str:
     if run.tuner.name == "head":
         return "a row for each class; neither of CLIP's towers runs in training"
+    return comes_with(run)
+
+
+def comes_with(run: Run) -> str:
     return f"what {run.method.name} comes with (fedtailor show {run.method.name})"
 
 
