@@ -367,7 +367,7 @@ def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     for part, name in product(("train", "test"), "ab"):
         (bad / part / name).mkdir(parents=True)
-        Image.new("RGB", (4, len(part) + ord(name))).save(bad / part / name / "good.png")
+        Image.new("RGB", (4, len(part) + 10 * ord(name))).save(bad / part / name / "good.png")
     (bad / "train" / "a" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     answer = call("data", "check", f"folder:{bad}")
     assert answer.code == 1
