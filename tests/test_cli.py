@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 import fedtailor
 from conftest import Call
+from fedtailor.__main__ import main as loaded
 from fedtailor.cli import app, arguments, catalogue, installation
 from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import METRICS
@@ -187,6 +189,18 @@ def test_interrupted(call: Call, words: list[str], tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "other").exists()
 
 
+def test_interrupted_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: Ctrl-C in the first moment ends in a traceback."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtailor.cli.main", stop)
+    with pytest.raises(SystemExit) as end:
+        loaded()
+    assert end.value.code == 130
+
+
 def test_interrupted_anywhere(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a script cannot tell Ctrl-C from a mistake, in verbs that have nothing to go on with either."""
 
@@ -351,9 +365,9 @@ def test_data_check(call: Call, pictures: Path, tmp_path: Path) -> None:
     answer = call("data", "check", f"folder:{pictures}")
     assert (answer.code, answer.out.split(": ")[-1]) == (0, "nothing wrong\n")
     bad = tmp_path / "bad"
-    for part, name in (("train", "a"), ("test", "a")):
+    for part, name in product(("train", "test"), "ab"):
         (bad / part / name).mkdir(parents=True)
-        Image.new("RGB", (4, len(part))).save(bad / part / name / "good.png")
+        Image.new("RGB", (4, len(part) + 10 * ord(name))).save(bad / part / name / "good.png")
     (bad / "train" / "a" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     answer = call("data", "check", f"folder:{bad}")
     assert answer.code == 1

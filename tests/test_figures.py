@@ -406,7 +406,7 @@ def test_a_server_has_no_counts_of_its_clients(folders: dict[str, Path]) -> None
     data, none = dataset(), np.empty(0, np.int64)
     there = Federation(replace(data, train=data.train.subset(none)), (Share(none, np.arange(len(data.test))),))
     run = settings("promptfl", "text_prompt")
-    server = assemble(run, there, Groups.of_unlabelled(len(NAMES)), checkpoint(), alone=False)
+    server = assemble(run, there, Groups.nowhere(len(NAMES)), checkpoint(), alone=False)
     noted = data_facts(server, score_zero_shot(server.job, server.tests))
     assert noted["counts"] is None
     assert noted["groups"] == {"head": [], "mid": [], "tail": []}

@@ -354,6 +354,22 @@ def test_evaluate_page(call: Call, run: Path, pictures: Path, tmp_path: Path) ->
     assert [line.split("│")[1:3] for line in lines] == [[" blue dot ", "        6 "], [" red dot  ", "        6 "]]
 
 
+@pytest.mark.parametrize("form", ["Testing", "valid", "table"])
+def test_evaluate_the_test_part(form: str, call: Call, run: Path, pictures: Path, tmp_path: Path) -> None:
+    """Broken: a test part under another name, or told by a table, is measured together with training pictures."""
+    root = tmp_path / "mine"
+    shutil.copytree(pictures, root)
+    given = "mine"
+    if form == "table":
+        files = sorted(path.relative_to(root) for path in root.rglob("*.png"))
+        lines = [f"{path},{path.parts[1]},{path.parts[0]}" for path in files]
+        (root / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+        given = "mine/list.csv"
+    else:
+        (root / "test").rename(root / form)
+    assert json.loads(call("evaluate", str(run), given, "--json").out)["pictures"] == 36
+
+
 def test_evaluate_strangers(call: Call, run: Path, pictures: Path, tmp_path: Path) -> None:
     """Broken: pictures of a class that the model does not know count as wrong, or as another class."""
     shutil.copytree(pictures / "test", tmp_path / "photos")

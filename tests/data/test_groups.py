@@ -33,7 +33,7 @@ def test_every_class_is_in_one_group_and_larger_ones_come_first(counts: list[int
 
 def test_unlabelled_classes_are_in_no_group() -> None:
     """Nobody can say which classes are rare: no head, no tail, yet all classes are there."""
-    groups = Groups.of_unlabelled(4)
+    groups = Groups.nowhere(4)
     assert groups.classes == 4
     assert all(len(members) == 0 for _, members in groups.items())
     assert groups.names == ("",) * 4

@@ -158,6 +158,28 @@ def test_pictures_outside_the_layout_are_told(tmp_path: Path) -> None:
     assert folder(tmp_path).notes == (told,)
 
 
+def test_a_link_to_a_folder_above_is_no_class(tmp_path: Path) -> None:
+    for name in CLASSES:
+        paint(tmp_path / name / "1.png")
+    (tmp_path / "self").symlink_to(tmp_path, target_is_directory=True)
+    assert folder(tmp_path).classes == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([], "has no pictures; their names must end in"),
+        (["a.png", "b.png"], "the 2 pictures in .* lie in no class folders; put them into one folder per class"),
+    ],
+)
+def test_nothing_in_class_folders(names: list[str], told: str, tmp_path: Path) -> None:
+    """Broken: who gives an empty folder, or one of loose pictures, is told of classes.txt."""
+    for name in names:
+        paint(tmp_path / name)
+    with pytest.raises(UserError, match=told):
+        folder(tmp_path)
+
+
 def test_clutter_and_circles(tmp_path: Path) -> None:
     """Broken: what a file server or an archive leaves behind becomes a class, or a link upwards never ends."""
     for path in ("cat/a.png", "dog/b.png", "__MACOSX/cat/a.png", "@eaDir/b.png", ".hidden/c.png"):

@@ -14,7 +14,7 @@ from fedtailor.data.datasets.drawn import drawn
 from fedtailor.data.federation import federate
 from fedtailor.data.groups import profile, thin
 from fedtailor.data.partitions import PARTITIONS, dirichlet
-from fedtailor.data.partitions.base import Partition, Shares, capped
+from fedtailor.data.partitions.base import Partition, Shares, capped, check_size
 from fedtailor.data.partitions.dirichlet import Dirichlet
 from fedtailor.data.partitions.dirichlet_plain import PlainDirichlet
 from fedtailor.data.partitions.iid import Iid
@@ -347,3 +347,11 @@ def test_draws_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dirichlet, "TRIES", 30)
     with pytest.raises(UserError, match=r"in 30 draws .* take fewer clients, lower data\.min_size"):
         Dirichlet(alpha=0.01, min_size=9)(toy([20, 20], [20, 20]), 4, np.random.default_rng(0))
+
+
+def test_too_few_for_anyone() -> None:
+    """Broken: who has too few pictures for one client is told to take 0 clients or fewer."""
+    with pytest.raises(UserError, match=r"need 10 to train on, toy has 3; lower data.min_size$"):
+        check_size(toy([2, 1], [1, 1]), 1, least=10)
+    with pytest.raises(UserError, match=r"toy has 0; add pictures$"):
+        check_size(toy([0, 0], [1, 1]), 1)

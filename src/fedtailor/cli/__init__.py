@@ -19,6 +19,7 @@ from .plot import plot
 from .predict import predict
 from .reproduce import reproduce
 from .run import run
+from .start import start
 
 app = typer.Typer(
     name="fedtailor",
@@ -27,8 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, predict, evaluate, export, compare, reproduce, plot, show, doctor):
-    app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
+for verb in (run, start, predict, evaluate, export, compare, reproduce, plot, show, doctor):
+    app.command(context_settings=ANY_OPTION if verb in (run, start, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
@@ -45,7 +46,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except UserError as error:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console = Console(emoji=False, stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
         console.print(str(error), markup=False)
         raise SystemExit(error.code) from None

@@ -50,7 +50,7 @@ def data_show(
             "clients": federation.clients,
             "train": len(dataset.train),
             "test": len(dataset.test),
-            "groups": {name: members.tolist() for name, members in groups.items()} if labelled else None,
+            "groups": {name: members.tolist() for name, members in groups.items()} if groups.some else None,
             "counts": federation.counts.tolist() if labelled else None,
             "sizes": federation.sizes.tolist(),
             "test_sizes": federation.test_sizes.tolist(),
@@ -59,7 +59,7 @@ def data_show(
         return
     display(counts_table(federation, groups))
     if labelled:
-        Console().print(TerminalHeatmap(federation.counts))
+        Console(emoji=False).print(TerminalHeatmap(federation.counts))
 
 
 def data_words(words: list[str]) -> list[str]:
@@ -89,9 +89,13 @@ def data_check(
 
 
 def print_checked(found: Checked) -> None:
-    console = Console(highlight=False)
+    from ..data.check import in_words
+
+    console = Console(emoji=False, highlight=False)
     if found.facts:
-        console.print(", ".join(f"{count} {what}" for what, count in found.facts.items()), markup=False)
+        sides = f"; shorter sides of {in_words(found.sides)}" if found.sides else ""
+        facts = ", ".join(f"{count} {what}" for what, count in found.facts.items())
+        console.print(f"{facts}{sides}", markup=False)
     for note in found.notes:
         console.print(note, style="yellow", markup=False)
     if found.findings:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a folder of pictures for each class")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|TABLE", help="a folder of pictures for each class, or a CSV table")
+    ],
     client: Client = None,
     classes: Classes = "",
     backbone: Clip = "",
@@ -53,9 +55,9 @@ def evaluate(
             }
         )
         return
-    console = Console()
+    console = Console(emoji=False)
     for line in told:
-        Console(stderr=True).print(line, markup=False, highlight=False)
+        Console(emoji=False, stderr=True).print(line, markup=False, highlight=False)
     for table in tables(names, found, tuned.facts.method["name"]):
         console.print(table)
     console.print(
@@ -73,16 +75,17 @@ def rows(names: tuple[str, ...], found: Evaluated) -> list[tuple[str, int, float
 
 def tables(names: tuple[str, ...], found: Evaluated, method: str) -> list[Table]:
     from ..evaluation.metrics import METRICS
-    from ..report.tables import gain, percent
+    from ..report.tables import gain, percent, shown_metrics
 
-    headings = [Column(metric.heading, justify="right") for metric in METRICS.values()]
+    shown = shown_metrics(score.values for score in (found.zero_shot, found.tuned))
+    headings = [Column(METRICS[name].heading, justify="right") for name in shown]
     whole = Table("", *headings, title="accuracy in %", title_justify="left")
-    before, after = ([score.values[name] for name in METRICS] for score in (found.zero_shot, found.tuned))
+    before, after = ([score.values[name] for name in shown] for score in (found.zero_shot, found.tuned))
     whole.add_row("zero-shot", *map(percent, before))
     whole.add_row(method, *map(percent, after), style="bold")
     whole.add_row("", *map(gain, after, before))
-    columns = [Column(name, justify="right") for name in ("pictures", "zero-shot", method, "")]
-    single = Table("class", *columns, title="class by class", title_justify="left")
+    beside = [Column(name, justify="right") for name in ("pictures", "zero-shot", method, "")]
+    single = Table("class", *beside, title="class by class", title_justify="left")
     for name, count, untuned, tuned in rows(names, found):
         single.add_row(escape(name), str(count), percent(untuned), percent(tuned), gain(tuned, untuned))
     return [whole, single]

@@ -18,7 +18,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's fo
 
 
 def logging_on() -> None:
-    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    handler = RichHandler(console=Console(emoji=False, stderr=True), show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%X", handlers=[handler])
     for name in ("httpx", "httpx2", "filelock", "flwr"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -16,19 +16,19 @@ NO_LIMIT = 100_000  # columns
 
 def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
     """A spinner, while torch is imported or a dataset opened."""
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     return console.status(what) if console.is_terminal and not quiet else nullcontext()
 
 
 def say(text: str, style: str = "", stderr: bool = False) -> None:
     """A line as it is, however long: what is in it may be copied."""
-    Console(stderr=stderr).print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+    Console(emoji=False, stderr=stderr).print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def display(what: RenderableType) -> None:
     """Tables and pages. Sentences are wrapped; words, which may be keys or paths, stay whole, and are folded only on a
     terminal that is too narrow for them. Nothing is cut."""
-    console = Console()
+    console = Console(emoji=False)
     keep_words(what, True)
     least = Measurement.get(console, console.options.update(max_width=NO_LIMIT), what).minimum
     if least > console.width:
@@ -53,8 +53,9 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
-    from ..report.tables import privacy_line, pseudo_line, result_table
+    from ..report.tables import heading, privacy_line, pseudo_line, result_table
 
+    say(heading(s), "italic")
     display(result_table(s))
     if s["pseudo_labels"]:
         say(pseudo_line(s["labels"], s["pseudo_labels"]))

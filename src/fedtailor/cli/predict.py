@@ -52,7 +52,7 @@ def predict(
         )
     told = [] if zero_shot else whose(tuned, client)
     found, failed = look(tuned, pictures, client, top, zero_shot, quiet)
-    stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+    stderr = Console(emoji=False, stderr=True, soft_wrap=True, highlight=False)
     for line in failed.values():
         stderr.print(line, style="yellow", markup=False)
     if as_json:
@@ -63,7 +63,7 @@ def predict(
         for line in told:
             stderr.print(line, markup=False)
         if found:
-            Console().print(table(found, unsure))
+            Console(emoji=False).print(table(found, unsure))
     if not found:
         raise UserError(f"none of {len(failed)} pictures could be read")
 

@@ -40,7 +40,7 @@ class Speed(ProgressColumn):
 
 class Progress(Callback):
     def __init__(self, enabled: bool) -> None:
-        console = Console(stderr=True)
+        console = Console(emoji=False, stderr=True)
         work = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), Speed()
         time = TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         disable = not enabled or not console.is_terminal

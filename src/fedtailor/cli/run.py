@@ -1,8 +1,11 @@
 """`fedtailor run`"""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +13,10 @@ from ..base.errors import UserError
 from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
 from .output import emit, print_result, waiting
 from .stopping import command, resumable
+
+if TYPE_CHECKING:
+    from ..runs.result import Result
+    from ..settings.run import Run
 
 
 def run(
@@ -25,13 +32,8 @@ def run(
 ) -> None:
     """Run a method: fedtailor run promptfl data=drawn-lt data.alpha=0.1 rounds=40"""
     with waiting("starting", quiet):
-        from ..runs.callback import Together
-        from ..trackers import track as tracking
-
-        trackers = tracking(*filter(None, track.split(",")))
         from ..runs import execute
         from ..settings.keys import parse
-        from .progress import Progress
 
     if resume:
         given = parse(words or []) if all("=" in word for word in words or []) else {}
@@ -40,8 +42,23 @@ def run(
         folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
-        folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
+        folder = out or folder_of(settings)
         go = partial(execute.run, settings, out=folder)
+
+    result = carry_out(go, folder, quiet, track)
+    if as_json:
+        emit(result.summary)
+    else:
+        print_result(result.summary, result.run.data.server == "test", result.run.data.validation)
+
+
+def carry_out(go: Callable[..., Result], folder: Path, quiet: bool, track: str = "") -> Result:
+    """A run, with progress; whoever stops it is told how to go on. `track`: who else hears of it."""
+    from ..runs.callback import Together
+    from ..trackers import track as tracking
+    from .progress import Progress
+
+    trackers = tracking(*filter(None, track.split(",")))
 
     def how() -> str:
         begun = (folder / "run.toml").is_file()
@@ -49,8 +66,8 @@ def run(
         return f"go on with: {command(*words)}" if begun else "no round was begun"
 
     with resumable(how), Progress(enabled=not quiet) as progress:
-        result = go(callback=Together(progress, trackers))
-    if as_json:
-        emit(result.summary)
-    else:
-        print_result(result.summary, result.run.data.server == "test", result.run.data.validation)
+        return go(callback=Together(progress, trackers))
+
+
+def folder_of(settings: Run) -> Path:
+    return new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")

@@ -106,7 +106,8 @@ def download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub raises a dozen unrelated kinds; each says what failed
-        raise UserError(f"could not fetch {name!r} from the hub ({type(error).__name__}: {error})") from error
+        todo = "try again with a network, or give a folder: backbone=PATH"
+        raise UserError(f"could not fetch {name!r} from the hub ({type(error).__name__}: {error}); {todo}") from error
 
 
 def fill(clip: Clip, ours: Mapping[str, Tensor], source: Path | str) -> None:

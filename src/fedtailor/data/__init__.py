@@ -13,10 +13,11 @@ import platformdirs
 from ..base.errors import UserError, unknown
 from ..base.progress import ProgressFn
 from ..base.rng import numpy_generator
-from .check import Checked, Finding, check, without_broken
+from .check import Checked, Finding, check
 from .dataset import Dataset, Rng, histogram
 from .datasets import cifar, drawn, fashion, own, published
 from .groups import profile, thin
+from .reading import without_broken
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,17 @@
 """Whether a dataset is whole: what of it will not be used, what cannot be read, what is there twice."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import UserError
 from ..base.progress import ProgressFn
-from .dataset import Dataset, FileImages, Images, Split, histogram
+from .dataset import Dataset, histogram
 from .datasets.layout import Layout
-from .pictures import BrokenPicture
+from .reading import Seen, read_all
 
 # Formats of pictures that are not read. Other files beside pictures (notes, tables) are nothing to worry about.
 FOREIGN = frozenset(
@@ -23,6 +19,8 @@ FOREIGN = frozenset(
     | {".npy", ".npz", ".nii", ".mha", ".mat"}
 )
 EXAMPLES = 5
+UNREADABLE = "pictures that cannot be read"
+LONELY = "classes that one site alone has; or has another a name of its own for them?"
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class Checked:
     findings: list[Finding]
     facts: dict[str, int]  # pictures to train and to test on, classes, sites
     notes: tuple[str, ...] = ()
+    sides: tuple[int, int, int] | None = None  # shorter ones, in pixels: least, median, most
 
     @property
     def ok(self) -> bool:
@@ -48,7 +47,8 @@ class Checked:
 
     def document(self) -> dict[str, Any]:
         found = [asdict(finding) for finding in self.findings]
-        return {"data": self.name, "ok": self.ok, **self.facts, "findings": found, "notes": list(self.notes)}
+        rest = {"findings": found, "notes": list(self.notes), "sides": self.sides}
+        return {"data": self.name, "ok": self.ok, **self.facts, **rest}
 
 
 def check(
@@ -68,11 +68,18 @@ def check(
         elif not len(split):
             found.append(Finding(f"no {what} pictures", 0, True))
     seen = list(read_all(dataset, progress))
-    unreadable = [one.error for one in seen if one.error]
-    found += finding("pictures that cannot be read", unreadable)
+    found += finding(UNREADABLE, [one.error for one in seen if one.error])
     found += of_copies(seen, own)
     facts = {"train": len(dataset.train), "test": len(dataset.test), "classes": len(dataset.classes)}
-    return Checked(dataset.name, found, {**facts, "sites": len(dataset.site_names)}, dataset.notes)
+    facts["sites"] = len(dataset.site_names)
+    sides = sorted(one.side for one in seen if not one.error)
+    middle = (sides[0], sides[len(sides) // 2], sides[-1]) if sides else None
+    return Checked(dataset.name, found, facts, dataset.notes, middle)
+
+
+def in_words(sides: tuple[int, int, int]) -> str:
+    least, middle, most = sides
+    return f"{least} pixels" if least == most else f"{least} to {most} pixels, half of them {middle} or more"
 
 
 def finding(what: str, examples: Sequence[str], wrong: bool = True) -> list[Finding]:
@@ -95,6 +102,9 @@ def of_classes(dataset: Dataset) -> Iterator[Finding]:
         alike["".join(name.casefold().split())].append(name)
     same = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
     yield from finding("classes whose names differ only in case or blanks", same)
+    if len(dataset.classes) == 1:
+        yield Finding("one class only, and a model tells two or more apart", 1, True, dataset.classes)
+    yield from finding(LONELY, list(lonely(dataset)), wrong=False)
     missing = {}
     for what, split in (("training", dataset.train), ("test", dataset.test)):
         if split.labels is not None and len(split):
@@ -106,45 +116,13 @@ def of_classes(dataset: Dataset) -> Iterator[Finding]:
         yield from finding(f"classes without a {what} picture", sorted(names - empty))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A picture that was read, or could not be."""
-
-    split: str
-    index: int
-    site: int
-    name: str
-    digest: bytes  # of its pixels
-    error: str
-
-
-def read_all(dataset: Dataset, progress: ProgressFn | None = None) -> Iterator[Seen]:
-    """Every picture of both splits, in order, a few at a time."""
-    places = [(name, split, i) for name, split in parts_of(dataset) for i in range(len(split))]
-
-    def look(place: tuple[str, Split, int]) -> Seen:
-        name, split, index = place
-        site = -1 if split.sites is None else int(split.sites[index])
-        images, digest, told = split.images, b"", ""
-        try:
-            pixels = images.read(index)
-            digest = hashlib.blake2b(repr(pixels.shape).encode() + pixels.tobytes(), digest_size=16).digest()
-        except BrokenPicture as error:
-            told = f"{error.path}: {error.reason}"
-        return Seen(name, index, site, images.paths[index] if isinstance(images, FileImages) else "", digest, told)
-
-    pool = ThreadPoolExecutor()
-    try:
-        for done, one in enumerate(pool.map(look, places), 1):
-            if progress:
-                progress("reading images", done, len(places))
-            yield one
-    finally:  # Ctrl-C does not wait for what is left
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def parts_of(dataset: Dataset) -> tuple[tuple[str, Split], ...]:
-    return ("train", dataset.train), ("test", dataset.test)
+def lonely(dataset: Dataset) -> Iterator[str]:
+    labels, sites = dataset.train.labels, dataset.train.sites
+    if labels is None or sites is None or len(np.unique(sites)) < 2:
+        return
+    for label, name in enumerate(dataset.classes):
+        if len(there := np.unique(sites[labels == label])) == 1:
+            yield f"{name} ({dataset.site_names[there[0]]})"
 
 
 def of_copies(seen: Iterable[Seen], own: bool) -> Iterator[Finding]:
@@ -169,30 +147,3 @@ def of_copies(seen: Iterable[Seen], own: bool) -> Iterator[Finding]:
         yield from finding(
             what, [" = ".join(one.name or f"{one.split} {one.index}" for one in g[:3]) for g in groups], wrong
         )
-
-
-def without_broken(dataset: Dataset, progress: ProgressFn | None = None) -> Dataset:
-    """The dataset without pictures that cannot be read; it tells which."""
-    broken = [one for one in read_all(dataset, progress) if one.error]
-    if not broken:
-        return dataset
-    train, test = (
-        split.subset(np.delete(np.arange(len(split)), [one.index for one in broken if one.split == name]))
-        for name, split in parts_of(dataset)
-    )
-    if len(dataset.train) and not len(train):
-        raise UserError(f"none of the {len(dataset.train)} training pictures can be read; the first: {broken[0].error}")
-    first = ", ".join(one.name for one in broken[:3]) + (", …" if len(broken) > 3 else "")
-    note = f"{len(broken)} pictures cannot be read and are left out ({first})"
-    return replace(dataset, train=train, test=test, broken=len(broken), notes=(*dataset.notes, note))
-
-
-def few_broken(error: BrokenPicture, images: Images) -> UserError:
-    """An error that names the first few of the pictures that cannot be opened, not just the one that ended the work."""
-    if not isinstance(images, FileImages):
-        return error
-    others = (path for path in images.unopenable() if path != error.path)
-    names = [f"{error.path} ({error.reason})", *map(str, islice(others, 2))]
-    which = f"the picture {names[0]}" if len(names) == 1 else f"these pictures, and maybe more: {', '.join(names)}"
-    todo = "replace or remove what is broken, or go on without: data.broken=skip"
-    return UserError(f"cannot read {which}; {todo}")

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import Indices, Rng, by_label
+from .dataset import Indices, Rng, by_label, histogram
 
 
 def profile(mean: float, classes: int, imbalance: float, order: tuple[int, ...] | None = None) -> Indices:
@@ -27,7 +27,7 @@ def thin(labels: Indices, counts: Indices, rng: Rng, order: tuple[int, ...] | No
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Class indices, ascending. Every class is in one group; if there are no labels to count, all are `unknown`."""
+    """Class indices, ascending. Every class is in one group; without labels to count, or a tail, all are `unknown`."""
 
     head: Indices
     mid: Indices
@@ -35,7 +35,7 @@ class Groups:
     unknown: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
-    def of_unlabelled(cls, classes: int) -> Groups:
+    def nowhere(cls, classes: int) -> Groups:
         none = np.empty(0, np.int64)
         return cls(none, none, none, np.arange(classes))
 
@@ -44,6 +44,11 @@ class Groups:
         """From head, mid and tail by name; all other classes are unknown."""
         groups = {name: np.array(known[name], np.int64) for name in ("head", "mid", "tail")}
         return cls(**groups, unknown=np.setdiff1d(np.arange(classes), np.concatenate([*groups.values()])))
+
+    @property
+    def some(self) -> bool:
+        """Whether any class is in a group."""
+        return len(self.unknown) < self.classes
 
     @property
     def classes(self) -> int:
@@ -83,3 +88,19 @@ GROUPS: dict[str, Callable[[Indices], Groups]] = {
     "fedloge": partial(by_share, crossing=True),
     "fedpurel": by_count,
 }
+
+# The largest class has so many times the pictures of the smallest, or there is no tail. The papers' long tails begin at
+# 10; balanced classes, and those that merely differ a little, would be called head and tail by their order alone.
+TAIL = 3
+
+
+def has_tail(counts: Indices) -> bool:
+    """Of the classes that have pictures: one without any is no rare one."""
+    there = counts[counts > 0]
+    return len(there) > 0 and bool(there.max() >= TAIL * there.min())
+
+
+def find_groups(rule: str, labels: Indices | None, classes: int) -> Groups:
+    """Of training pictures, where there are labels and a tail."""
+    counts = None if labels is None else histogram(labels, classes)
+    return Groups.nowhere(classes) if counts is None or not has_tail(counts) else GROUPS[rule](counts)

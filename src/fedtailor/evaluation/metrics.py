@@ -164,9 +164,10 @@ def balancedness(found: Predictions, sigma: float = 10.0) -> Numbers:
     return np.concatenate([100 * mean(pair) for pair in pairs])
 
 
+TAILED = ("head", "mid", "tail")  # what only a long tail has
 METRICS = {
     "overall": Metric("overall", overall),
-    **{group: Metric(group, partial(of_group, group)) for group in ("head", "mid", "tail")},
+    **{group: Metric(group, partial(of_group, group)) for group in TAILED},
     "macro_f1": Metric("macro-F1", macro_f1, compared=False),
     "balancedness": Metric("balanced", balancedness),
 }

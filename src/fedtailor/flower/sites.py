@@ -35,7 +35,7 @@ def server_experiment(run: Run) -> Experiment:
     )
     dataset = with_clip_note(run, dataset)
     nothing = replace(dataset, train=dataset.train.subset(np.empty(0, np.int64)))
-    groups = Groups.of_unlabelled(len(dataset.classes))  # only the sites know how many pictures a class has
+    groups = Groups.nowhere(len(dataset.classes))  # only the sites know how many pictures a class has
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
 
 

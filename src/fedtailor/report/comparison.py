@@ -18,7 +18,7 @@ from rich.text import Text
 from ..base.sizes import size
 from ..evaluation.metrics import METRICS
 from ..settings.run import GIVEN
-from .tables import percent
+from .tables import percent, shown_metrics
 
 SECTIONS = {
     "global": "global: one model for all, on the whole test set",
@@ -66,12 +66,18 @@ def blocks(summary: dict[str, Any]) -> list[Block]:
 
 def section(summary: dict[str, Any], part: str) -> Block:
     """Every row's metrics: the best first by the column to sort by, if any, else in the order given."""
-    shown = [name for name, metric in METRICS.items() if metric.compared]
-    columns = [column([row[part][name] for row in summary["rows"]]) for name in shown]
-    lines = [(row["title"], list(cells)) for row, *cells in zip(summary["rows"], *columns, strict=True)]
+    shown = compared(summary["rows"])
+    cells = [column([row[part][name] for row in summary["rows"]]) for name in shown]
+    lines = [(row["title"], list(its)) for row, *its in zip(summary["rows"], *cells, strict=True)]
     by = summary.get("sort")
     order = best_first(summary["rows"], lambda row: row[part][by]["mean"]) if by else range(len(lines))
     return Block(SECTIONS[part], [METRICS[name].heading for name in shown], [lines[i] for i in order])
+
+
+def compared(rows: Sequence[Row]) -> list[str]:
+    """The columns of both parts."""
+    means = ({name: it["mean"] for name, it in row[part].items()} for row in rows for part in SECTIONS)
+    return [name for name in shown_metrics(means) if METRICS[name].compared]
 
 
 def over_axes(summary: dict[str, Any], part: str) -> list[Block]:
@@ -107,10 +113,11 @@ def costs(rows: Sequence[Row]) -> Block:
 
 def difference_blocks(summary: dict[str, Any]) -> list[Block]:
     """Each row against the reference; over axes, a block for each point."""
-    made, shown = [], [name for name, metric in METRICS.items() if metric.compared]
+    made = []
     for point in summary.get("points", [summary]):
         if not (found := point["differences"]):
             continue
+        shown = compared(point["rows"])
         for part in SECTIONS:
             lines = [(title, [difference(row[part][m]) for m in shown]) for title, row in found["rows"].items()]
             heading = f"differences to {found['against']}, {part}{place(point)}"

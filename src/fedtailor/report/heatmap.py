@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..data.dataset import Indices
@@ -32,17 +32,17 @@ def counts_table(federation: Federation, groups: Groups) -> RenderableType:
     if dataset.train.labels is None:
         return Group(*map(Text, lines), Text("the training pictures have no labels, so there are no class counts"))
     counts, totals = federation.counts, federation.counts.sum(axis=0)
-    for name, members in groups.items():
+    for name, members in groups.items() if groups.some else ():
         pictures = totals[members].sum()
         lines.append(f"{name}: {len(members)} classes, {pictures} pictures ({pictures / max(totals.sum(), 1):.0%})")
-    table = Table("class", "group", "train", "test", "clients", "per client", title="classes, largest first")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    numbered = (Column(name, justify="right") for name in ("train", "test", "clients", "per client"))
+    table = Table("class", *(["group"] if groups.some else []), *numbered, title="classes, largest first")
     test_totals = np.zeros_like(totals) if dataset.test.labels is None else federation.test_counts.sum(axis=0)
     order = np.argsort(-totals, kind="stable")
     for label in order[:ROWS]:
         numbers = totals[label], test_totals[label], (counts[:, label] > 0).sum(), spread(counts[:, label])
-        table.add_row(dataset.classes[label], groups.names[label], *map(str, numbers))
+        names = dataset.classes[label], *([groups.names[label]] if groups.some else [])
+        table.add_row(*names, *map(str, numbers))
     if (more := len(order) - ROWS) > 0:
         table.caption = f"and {more} smaller classes, {totals[order[ROWS:]].sum()} pictures in all"
     return Group(*map(Text, lines), table)

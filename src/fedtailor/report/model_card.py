@@ -6,7 +6,7 @@ from typing import Any
 from ..evaluation.calibration import Calibration
 from ..evaluation.metrics import METRICS
 from ..use.model_file import ModelFacts
-from .tables import percent
+from .tables import percent, shown_metrics
 
 SHOWN = 60  # names, at most
 
@@ -79,13 +79,11 @@ def scores(facts: ModelFacts) -> str:
         "zero-shot CLIP, mean over clients": found["zero_shot_personal"],
         "clients' own models, mean over clients": found["personal"],
     }
-    head = ["", *(metric.heading for metric in METRICS.values())]
-    lines = [head, ["---"] * len(head), *([title, *values(score)] for title, score in rows.items())]
+    shown = shown_metrics(rows.values())
+    head = ["", *(METRICS[name].heading for name in shown)]
+    values = {title: [percent(score.get(name)) for name in shown] for title, score in rows.items()}
+    lines = [head, ["---"] * len(head), *([title, *its] for title, its in values.items())]
     return "In percent, of the last round.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def values(score: dict[str, Any]) -> list[str]:
-    return [percent(score.get(name)) for name in METRICS]
 
 
 def calibration(facts: ModelFacts) -> list[str]:

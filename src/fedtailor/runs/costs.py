@@ -22,9 +22,9 @@ from ..base.workers import torch_threads
 from ..clip.load import Checkpoint, load
 from ..core.types import Server
 from ..data import open_dataset
-from ..data.dataset import Dataset, histogram
+from ..data.dataset import Dataset
 from ..data.federation import Federation
-from ..data.groups import GROUPS
+from ..data.groups import find_groups
 from ..data.partitions.base import Share
 from ..evaluation.testing import score_shared
 from ..settings.run import Chosen, Run
@@ -145,7 +145,7 @@ def assemble_few(run: Run, pictures: Dataset, train: int, test: int, folder: Pat
     less["data"] = run.data.model_copy(update={"server": 0.0})
     alone = run.model_copy(update={**less, "local": local, "method": method})
     share = Share(np.arange(min(train, len(pictures.train))), np.arange(min(test, len(pictures.test))))
-    groups = GROUPS[run.data.groups](histogram(np.asarray(pictures.train.labels), len(pictures.classes)))
+    groups = find_groups(run.data.groups, pictures.train.labels, len(pictures.classes))
     return assemble(alone, Federation(pictures, (share,)), groups, loaded(run.backbone.name), cache=folder)
 
 

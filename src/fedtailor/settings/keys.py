@@ -75,8 +75,8 @@ def parse_value(text: str) -> Any:
 def read_document(path: Path) -> dict[str, Any]:
     """What a run.toml holds."""
     try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable run.toml: {error}") from error
     if not isinstance(document.get("method"), dict) or "name" not in document["method"]:
         raise UserError(f"{path} is not a run.toml: it names no method")

@@ -55,6 +55,8 @@ PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "attack": ("none", ATTACKS),
 }
 
+# Keys by which pictures are dealt out to clients: with one of them, sites are not the clients.
+DEALT = {f"{group}.{key}" for group in ("data", "data.partition") for key in PARTITIONS["dirichlet"].model_fields}
 FEW = 10  # clients: then all take part in each round, unless a fraction is given
 
 T = TypeVar("T")
@@ -220,8 +222,7 @@ def make_run(
     layers += [entry.when.get((of, chosen), {}) for of in ("", str(preset or "default"))]
     layers += [{"clients": sites}] if sites else []  # whatever a recipe says: its federation is another one
     first = {"method.name": name, "tuner.name": entry.tuner, "data.partition.name": partition}
-    own = {f"method.{short}": f"method.{full}" for short, full in entry.method.short.items()}
-    last = {own.get(key, partition_key(key, partition)): value for key, value in given.items()}
+    last = {long_key(key, entry.method, partition): value for key, value in given.items()}
     document: dict[str, Any] = {}
     for layer in (first, *layers, last):
         for key, value in layer.items():
@@ -235,9 +236,10 @@ def make_run(
 def own_sites(given: Mapping[str, Any]) -> int:
     """How many sites a user's own pictures come from, if these are to be the clients: unless another partition is
     chosen, or a key of another."""
-    others = {f"{group}.{key}" for group in ("data", "data.partition") for key in PARTITIONS["dirichlet"].model_fields}
-    if given.get("data.partition.name", "site") != "site" or others & set(given):
+    if given.get("data.partition.name", "site") != "site" or DEALT & given.keys():
         return 0
+    if {"data.partition.name", "clients"} <= given.keys():
+        return 0  # nothing is left to find out
     sites = find_sites(str(given.get("data.name", "")))
     return sites if sites > 1 else 0
 
@@ -249,8 +251,11 @@ def find_method(name: Any) -> tuple[str, Entry]:
     return str(name), METHODS[str(name)]
 
 
-def partition_key(key: str, partition: str) -> str:
-    """`data.alpha` means the partition's alpha."""
+def long_key(key: str, method: type[Method], partition: str) -> str:
+    """As run.toml has it: a method has short forms of its own, and `data.alpha` means the partition's alpha."""
+    own = {f"method.{short}": f"method.{full}" for short, full in method.short.items()}
+    if key in own:
+        return own[key]
     head, _, rest = key.partition("data.")
     ours = not head and rest not in Data.model_fields and partition in PARTITIONS
     return f"data.partition.{rest}" if ours and rest in PARTITIONS[partition].model_fields else key

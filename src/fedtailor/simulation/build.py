@@ -18,13 +18,13 @@ from ..clip.load import BUNDLED, Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
-from ..data.check import few_broken
-from ..data.dataset import Dataset, Images, histogram
+from ..data.dataset import Dataset, Images
 from ..data.datasets import drawn
 from ..data.federation import Federation, federate, hold_out, set_aside
-from ..data.groups import GROUPS, Groups
+from ..data.groups import Groups, find_groups
 from ..data.pictures import BrokenPicture
 from ..data.preprocess import Preprocess, preprocess
+from ..data.reading import few_broken
 from ..data.released import ReleasedDraws
 from ..evaluation.testing import EvalSet, FeatureSubset
 from ..labelers import LABELERS
@@ -87,9 +87,7 @@ def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Grou
         federation = hold_out(federation, data.validation, run.seed)
     if data.calibrate:
         federation = set_aside(federation, data.calibrate, run.seed)
-    C = len(dataset.classes)
-    labels = federation.dataset.train.labels
-    return federation, Groups.of_unlabelled(C) if labels is None else GROUPS[run.data.groups](histogram(labels, C))
+    return federation, find_groups(data.groups, federation.dataset.train.labels, len(dataset.classes))
 
 
 def with_clip_note(run: Run, dataset: Dataset) -> Dataset:
@@ -193,6 +191,8 @@ def assemble(
 
 
 def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:
+    if len(dataset.classes) < 2:
+        raise UserError(f"{dataset.name} has one class, {dataset.classes[0]!r}, and a model tells two or more apart")
     if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
     unlabelled = dataset.train.labels is None and len(dataset.train)

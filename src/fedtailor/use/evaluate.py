@@ -11,7 +11,7 @@ import torch
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
 from ..data.dataset import FileImages, Indices
-from ..data.datasets.own import folder as open_folder
+from ..data.datasets import own
 from ..data.groups import Groups
 from ..evaluation.calibration import calibration_error, confidence
 from ..evaluation.metrics import Score, score
@@ -31,7 +31,7 @@ class Evaluated:
 def evaluate(
     model: TunedModel, folder: Path, client: int | str | None = None, progress: ProgressFn | None = None
 ) -> Evaluated:
-    """On all labelled pictures of a folder: those under `test/` if there is such a part, else all."""
+    """On all labelled pictures of a folder or a CSV table: those of its test part if there is one, else all."""
     paths, labels = labelled(model, folder)
     pictures = Pictures(paths)
     found = list(model.answers(pictures, client, beside=True, progress=progress))
@@ -53,9 +53,13 @@ def evaluate(
 
 def labelled(model: TunedModel, folder: Path) -> tuple[list[Path], Indices]:
     """The pictures, and the model's number of each one's class."""
-    dataset = open_folder(folder, must_train=False)
-    parts = [dataset.test] if (folder / "test").is_dir() else [dataset.train, dataset.test]
-    paths = [folder / path for part in parts if isinstance(part.images, FileImages) for path in part.images.paths]
+    if folder.suffix.lower() == ".csv":
+        dataset, divided = own.table(folder, must_train=False), any(row.split for row in own.read_rows(folder))
+    else:
+        dataset, divided = own.folder(folder, must_train=False), bool(own.layout_of(folder).splits)
+    parts = [dataset.test] if divided and len(dataset.test) else [dataset.train, dataset.test]
+    files = [part.images for part in parts if isinstance(part.images, FileImages)]
+    paths = [images.root / path for images in files for path in images.paths]
     if not paths or any(part.labels is None for part in parts):
         raise UserError(f"{folder} has no labelled pictures; put them into one folder per class")
     labels = np.concatenate([np.asarray(part.labels) for part in parts])

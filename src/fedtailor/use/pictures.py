@@ -11,6 +11,7 @@ from PIL import Image
 
 from ..base.errors import UserError
 from ..data.datasets.files import SUFFIXES
+from ..data.datasets.layout import pictures_in
 from ..data.paper import Pixels
 from ..data.pictures import BROKEN, BrokenPicture, read_picture, to_rgb
 
@@ -61,8 +62,7 @@ def find_pictures(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file()]
-        seen = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        seen = list(pictures_in(path))
         if not seen:
             raise UserError(f"{path} has no pictures in it; their names must end in {', '.join(sorted(SUFFIXES))}")
         found += seen

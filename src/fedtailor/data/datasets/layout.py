@@ -54,23 +54,33 @@ def walk(
     but not in circles."""
     here = root.joinpath(*parts)
     try:
-        stat, entries = here.stat(), sorted(os.scandir(here), key=lambda entry: entry.name)
+        above, entries = above | {place(here)}, sorted(os.scandir(here), key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"cannot look into {here}: {error.strerror}; allow reading it, or move it away") from error
-    if (key := (stat.st_dev, stat.st_ino)) in above:
-        return
     for entry in entries:
         if entry.name.startswith(".") or entry.name in CLUTTER:
             continue
         if entry.is_dir():
-            yield (*parts, entry.name), True
-            yield from walk(root, (*parts, entry.name), above | {key})
+            if place(here / entry.name) not in above:
+                yield (*parts, entry.name), True
+                yield from walk(root, (*parts, entry.name), above)
         elif entry.is_file():
             yield (*parts, entry.name), False
 
 
+def place(folder: Path) -> tuple[int, int]:
+    """Which folder it is, by whatever links one came."""
+    stat = folder.stat()
+    return stat.st_dev, stat.st_ino
+
+
 def is_picture(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES
+
+
+def pictures_in(folder: Path) -> Iterator[Path]:
+    """All of them, at any depth, in order."""
+    return (folder.joinpath(*parts) for parts, inner in walk(folder) if not inner and is_picture(parts[-1]))
 
 
 def read_layout(root: Path, names: Collection[str] = ()) -> Layout:

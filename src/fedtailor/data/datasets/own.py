@@ -25,6 +25,13 @@ def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -
         raise UserError(f"{root} is not a folder; give the folder that holds train/ and test/, or one folder per class")
     layout, names_file = layout_of(root, otherwise), root / NAMES
     check_heaps(root, layout)
+    if layout.outside and not layout.pictures:
+        raise UserError(
+            f"the {len(layout.outside)} pictures in {root} lie in no class folders; put them into one folder per class "
+            "or, without labels, into train/, and some of each class into test/<class>/"
+        )
+    if not (layout.pictures or layout.classes or layout.splits or otherwise or names_file.is_file()):
+        raise UserError(f"{root} has no pictures; their names must end in {', '.join(sorted(SUFFIXES))}")
     if must_train and layout.splits and "train" not in layout.splits:
         there = ", ".join(f"{split}/" for split in sorted(layout.splits))
         raise UserError(f"{root} has {there} but no train/; add train/, or put the class folders straight into {root}")
@@ -78,7 +85,11 @@ ALSO = {"patient": "group", "patient_id": "group"}  # other names of a column
 
 def table(path: Path, otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
     """The pictures of a CSV file; `otherwise` are the class names if neither it nor `classes.txt` beside it has any."""
-    rows = read_rows(path)
+    return of_rows(path, read_rows(path), otherwise, must_train)
+
+
+def of_rows(path: Path, rows: list[TableRow], otherwise: Sequence[str] = (), must_train: bool = True) -> Dataset:
+    """The pictures of a table's rows; the table itself need not be written yet."""
     if filled(path, rows, "split", "data"):
         if wrong := [row for row in rows if not split_of(row.split)]:
             raise UserError(f"{path}: split must be train, test or val, got {wrong[0].split!r} for {wrong[0].path}")

@@ -96,5 +96,7 @@ def check_size(dataset: Dataset, clients: int, least: int = 1, least_test: int =
     ):
         if clients * each > pictures:
             needed = f"{clients} clients with {each} picture(s) or more each need {clients * each} {what}"
-            lower = f", or lower data.{key}" if each > 1 else ""
-            raise UserError(f"{needed}, {dataset.name} has {pictures}; take {pictures // each} clients or fewer{lower}")
+            fewer = f"take {pictures // each} clients or fewer" if pictures >= each else ""
+            lower = f"lower data.{key}" if each > 1 else ""
+            todo = ", or ".join(filter(None, [fewer, lower])) or "add pictures"
+            raise UserError(f"{needed}, {dataset.name} has {pictures}; {todo}")
