@@ -53,23 +53,14 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
+    from ..report.notes import notes
     from ..report.tables import pseudo_line, result_table
 
     display(result_table(s))
     if s["pseudo_labels"]:
         say(pseudo_line(s["labels"], s["pseudo_labels"]))
-    for note in s.get("notes", []):
+    for note in notes(s, leak, validation):
         say(note, "yellow")
-    if absent := s.get("never_took_part"):
-        which = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-        say(f"{len(absent)} client(s) never took part ({which}); more rounds or a larger fraction reach them", "yellow")
-    if leak:
-        say("the server had the test set to validate on (data.server=test): no fair result", "yellow")
-    if validation:
-        told = (
-            f"tested on validation pictures, {validation:g} of the training set (data.validation), not on the test set"
-        )
-        say(told, "yellow")
     say(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s ({s['engine']}, {s['threads']} threads) · "
         f"up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "
