@@ -19,6 +19,7 @@ from .predict import predict
 from .report import report
 from .reproduce import reproduce
 from .run import run
+from .ui import ui
 
 app = typer.Typer(
     name="fedtailor",
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, predict, evaluate, compare, reproduce, plot, report, show, doctor):
+for verb in (run, predict, evaluate, compare, reproduce, plot, report, ui, show, doctor):
     app.command(context_settings=ANY_OPTION if verb in (run, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
+from ..runs.places import new_folder, run_name
+from .arguments import Json, Quiet, Words, run_of
 from .output import emit, print_result, waiting
 from .stopping import command, resumable
 
@@ -33,7 +34,7 @@ def run(
         folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
-        folder = out or new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")
+        folder = out or new_folder(run_name(settings))
         go = partial(execute.run, settings, out=folder)
 
     def how() -> str:
