@@ -16,9 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
+import fedtailor
 import posted  # noqa: F401  # adds engine=posted
 from fedtailor.cli import main
 from fedtailor.data.datasets import drawn
+from pages import strange_data
 from tiny import tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
@@ -112,3 +114,15 @@ def small(pictures: Path, tiny: Path) -> dict[str, Any]:
         "data.min_size": 2,
         "data.min_test": 1,
     }
+
+
+@pytest.fixture(scope="session")
+def strange(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: "one", finished, whose classes and sites have names that no page may take for its own text, and
+    "two", which differs in its method."""
+    table, runs = strange_data(tmp_path_factory.mktemp("strange")), tmp_path_factory.mktemp("runs")
+    brief = {"backbone": str(tiny), "threads": 1, "rounds": 2, "every": 1, "batch": 4, "lr": 0.05}
+    for name, method in (("one", "promptfl"), ("two", "fedavg")):
+        settings = {**brief, "data": f"csv:{table}", "tuner": "text_prompt"}
+        fedtailor.run(method, settings, out=runs / name)
+    return runs

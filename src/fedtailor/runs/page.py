@@ -27,9 +27,8 @@ def read_page(paths: Sequence[Path], pictures: bool = False, progress: ProgressF
     """Of run folders, and of folders that have some inside, each once. A comparison's folder has its own table; other
     runs are compared here if they can be. `pictures`: with the worst cases of each."""
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in run_folders(path)))
-    places = [nearest(folder) for folder in folders]
-    within = Path(os.path.commonpath(places)) if len(places) > 1 else Path()
-    runs = [read_page_run(place, within) for place in places]
+    within = nearest(Path(os.path.commonpath(folders))) if len(folders) > 1 else Path()
+    runs = [read_page_run(nearest(folder), within) for folder in folders]
     if pictures:
         from .worst import worst_cases  # here: it takes torch
 

@@ -66,6 +66,8 @@ class Children:
     def start(self, folder: Path, words: Sequence[str]) -> Child:
         if (child := self.of(folder)) and child.alive:
             raise UserError(f"{folder} is running already")
+        if child:
+            child.log.close()
         self.all[folder] = Child(folder, words)
         return self.all[folder]
 
@@ -87,4 +89,6 @@ class Children:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
+        for child in self.all.values():
+            child.log.close()
         return alive
