@@ -20,7 +20,7 @@ from fedtailor.evaluation.metrics import METRICS
 from fedtailor.report.comparison import blocks, difference_blocks
 from fedtailor.report.page import render
 from fedtailor.report.page.charts import Line, Point, draw, ticks
-from fedtailor.report.page.sheets import leading
+from fedtailor.report.page.side_by_side import leading
 from fedtailor.runs.page import read_page
 from fedtailor.runs.predictions import read_predictions
 from pages import CLASSES, SITES, Page, numbers, shown

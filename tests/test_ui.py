@@ -364,7 +364,7 @@ def test_a_picture(browser: TestClient, root: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_wrong_pictures(browser: TestClient, body: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if body.startswith(b"x"):
-        monkeypatch.setattr("fedtailor.ui.app.BYTES", 100)
+        monkeypatch.setattr("fedtailor.ui.pages.BYTES", 100)
         monkeypatch.setattr(models, "BYTES", 100)
     answer = browser.post("/look/one", content=body, headers=POST)
     assert answer.status_code == 422
@@ -380,7 +380,7 @@ def test_too_many_pixels(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_body_without_a_length(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is counted while it is read."""
-    monkeypatch.setattr("fedtailor.ui.app.BYTES", 100)
+    monkeypatch.setattr("fedtailor.ui.pages.BYTES", 100)
     answer = browser.post("/look/one", content=iter([b"x" * 60] * 3), headers=POST)
     assert "content-length" not in answer.request.headers
     assert (answer.status_code, "are the most that is taken" in answer.text) == (422, True)

@@ -1,13 +1,18 @@
 """`fedtailor ui`"""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..base.errors import UserError
 from .output import say, waiting
 from .stopping import command
+
+if TYPE_CHECKING:
+    from ..ui.children import Child
 
 
 def ui(
@@ -29,5 +34,7 @@ def ui(
         if not no_browser:
             typer.launch(address)
 
-    for child in serve(folder, port, tell):
+    def ended(child: Child) -> None:
         say(f"stopped {child.folder}; go on with: {command('run', '--resume', child.folder)}")
+
+    serve(folder, port, tell, ended)

@@ -16,11 +16,11 @@ from .children import Child
 HOST = "127.0.0.1"
 
 
-def serve(root: Path, port: int, tell: Callable[[str], None]) -> list[Child]:
-    """Until Ctrl-C; `tell` has the address as soon as it answers. The runs that were stopped with it."""
+def serve(root: Path, port: int, tell: Callable[[str], None], ended: Callable[[Child], None]) -> None:
+    """Until Ctrl-C or SIGTERM; `tell` has the address as soon as it answers, `ended` each run that stops with it."""
     listening = bind(port)
     port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
-    app = make_app(root, token, port)
+    app = make_app(root, token, port, ended)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     tell(f"http://{HOST}:{port}/?token={token}")  # it listens already: whoever is quick waits a moment
     try:
@@ -29,7 +29,6 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> list[Child]:
         pass  # uvicorn has ended everything by then, and passes the signal on
     finally:
         listening.close()
-    return list(getattr(app.state, "ended", []))
 
 
 def bind(port: int) -> socket.socket:

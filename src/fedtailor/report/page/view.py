@@ -14,18 +14,16 @@ from .facts import Page, PageRun, Worst
 from .grids import MOST, Grid, confusion_grid, holdings_grid, model_of
 from .sheets import (
     Sheet,
-    block_sheet,
     class_sheet,
     confused_sheet,
     cost_sheet,
     curve_sheet,
-    differing_sheet,
     gain,
-    run_sheet,
     score_sheet,
     setting_sheet,
     site_sheet,
 )
+from .side_by_side import block_sheet, differing_sheet, run_sheet
 
 MEANT = {"global": "one model for all", "personal": "each client's own model"}
 
