@@ -9,7 +9,8 @@ import numpy as np
 
 from ...base.sizes import size
 from ...evaluation.metrics import METRICS
-from ..figures.record import PARTS, short
+from ...settings.keys import SHORTER
+from ..figures.record import PARTS
 from ..tables import percent
 from .facts import PageRun
 
@@ -159,9 +160,14 @@ def cost_sheet(run: PageRun, anchor: str) -> Sheet:
 
 
 def setting_sheet(run: PageRun, anchor: str) -> Sheet:
-    rows = [[Cell(short(key)), Cell(setting(value))] for key, value in run.record.settings.items()]
+    rows = [[Cell(typed(key)), Cell(setting(value))] for key, value in run.record.settings.items()]
     rows += [[Cell(f"about.{key}"), Cell(str(value))] for key, value in run.about.items() if key != "notes"]
     return Sheet(anchor, "Settings", [Column("key", False), Column("value", False)], rows)
+
+
+def typed(key: str) -> str:
+    """A key, as on the command line."""
+    return SHORTER.get(key, key).replace("data.partition.", "data.")
 
 
 def setting(value: Any) -> str:

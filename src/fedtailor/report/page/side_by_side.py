@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ...evaluation.metrics import METRICS
 from ..comparison import Block
-from ..figures.record import PARTS, short
+from ..figures.record import PARTS
 from .facts import PageRun
-from .sheets import Cell, Column, Sheet, number, setting
+from .sheets import Cell, Column, Sheet, number, setting, typed
 
 
 def block_sheet(block: Block, anchor: str) -> Sheet:
@@ -47,6 +47,6 @@ def run_sheet(runs: Sequence[PageRun], ids: Sequence[str], anchor: str) -> Sheet
 
 
 def differing_sheet(runs: Sequence[PageRun], keys: Sequence[str], anchor: str) -> Sheet:
-    columns = [Column("run", False), *(Column(short(key), False) for key in keys)]
+    columns = [Column("run", False), *(Column(typed(key), False) for key in keys)]
     rows = [[Cell(run.name), *(Cell(setting(run.record.settings.get(key, "–"))) for key in keys)] for run in runs]
     return Sheet(anchor, "Settings in which they differ", columns, rows)
