@@ -146,7 +146,7 @@ def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         "COMP_CWORD": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert call().out.split() == ["reproduce"]
+    assert call().out.split() == ["reproduce", "report"]
 
 
 def test_the_citation_is_of_this_version() -> None:
