@@ -16,10 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+import fedtailor
 import posted  # noqa: F401  # adds engine=posted
 from export_models import model_folder
 from fedtailor.cli import main
 from fedtailor.data.datasets import drawn
+from pages import strange_data
 from tiny import RESNET, tiny_folder
 
 CLASSES = {"red_dot": (24, 12), "green_dot": (16, 12), "blue_dot": (8, 12)}  # training and test pictures
@@ -138,3 +140,14 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("picture") / "one.png"
     Image.fromarray(np.random.default_rng(2).integers(0, 255, (48, 48, 3)).astype(np.uint8)).save(path)
     return path
+
+
+def strange(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: "one", finished, whose classes and sites have names that no page may take for its own text, and
+    "two", which differs in its method."""
+    table, runs = strange_data(tmp_path_factory.mktemp("strange")), tmp_path_factory.mktemp("runs")
+    brief = {"backbone": str(tiny), "threads": 1, "rounds": 2, "every": 1, "batch": 4, "lr": 0.05}
+    for name, method in (("one", "promptfl"), ("two", "fedavg")):
+        settings = {**brief, "data": f"csv:{table}", "tuner": "text_prompt"}
+        fedtailor.run(method, settings, out=runs / name)
+    return runs

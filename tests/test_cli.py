@@ -18,11 +18,12 @@ from PIL import Image
 import fedtailor
 from conftest import Call
 from fedtailor.__main__ import main as loaded
-from fedtailor.cli import app, arguments, catalogue, installation
+from fedtailor.cli import app, catalogue, installation
 from fedtailor.cli.installation import Finding
 from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
 from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.places import new_folder
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
@@ -147,7 +148,7 @@ def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         "COMP_CWORD": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert call().out.split() == ["reproduce"]
+    assert call().out.split() == ["reproduce", "report"]
 
 
 def test_the_citation_is_of_this_version() -> None:
@@ -428,7 +429,7 @@ def test_new_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """runs/NAME, then NAME-2, NAME-3."""
     monkeypatch.chdir(tmp_path)
     for expected in ("x", "x-2", "x-3"):
-        folder = arguments.new_folder("x")
+        folder = new_folder("x")
         assert folder == Path("runs") / expected
         folder.mkdir(parents=True)
 

@@ -81,7 +81,7 @@ def test_the_command_line(runs: Path, call: Call) -> None:
 def test_mistakes(runs: Path, call: Call, tmp_path: Path) -> None:
     for words, message in (
         ([], "no folder is named"),
-        (["nowhere"], "nowhere is no run folder, and has none in it"),
+        (["nowhere"], "nowhere is no run folder, nor is there one in it"),
         ([str(runs / "one"), "--over", "clients=1,2"], "--runs compares finished runs as they are"),
         ([str(runs / "one"), "--against", "fedclip"], "unknown row 'fedclip'"),
     ):

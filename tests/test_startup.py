@@ -97,6 +97,8 @@ def test_a_stranger(start: Start, first: Seen) -> None:
         "compare",
         "reproduce",
         "plot",
+        "report",
+        "ui",
         "list",
         "show",
         "doctor",
@@ -143,11 +145,13 @@ def test_looking_at_data(start: Start, pictures: Path) -> None:
 
 
 def test_figures(start: Start, small: dict[str, Any], tmp_path: Path) -> None:
-    """The list loads nothing; a figure of what was recorded is drawn without torch and scikit-learn."""
+    """The list loads nothing; a figure of what was recorded is drawn without torch and scikit-learn, and a
+    page is made without matplotlib too."""
     assert start("plot", "--list")[:2] == (0, set())
     words = [f"{key}={value}" for key, value in {**small, "rounds": 1}.items()]
     assert start("run", "promptfl", *words, "--out", tmp_path / "run").code == 0
     assert start("plot", tmp_path / "run", "--figure", "curves")[:2] == (0, {"matplotlib", "PIL"})
+    assert start("report", tmp_path / "run")[:2] == (0, {"PIL"})
 
 
 def test_doctor(start: Start) -> None:

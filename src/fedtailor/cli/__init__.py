@@ -17,9 +17,11 @@ from .flower import flower_app
 from .look import doctor, list_, show
 from .plot import plot
 from .predict import predict
+from .report import report
 from .reproduce import reproduce
 from .run import run
 from .start import start
+from .ui import ui
 
 app = typer.Typer(
     name="fedtailor",
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, start, predict, evaluate, export, compare, reproduce, plot, show, doctor):
+for verb in (run, start, predict, evaluate, export, compare, reproduce, plot, report, ui, show, doctor):
     app.command(context_settings=ANY_OPTION if verb in (run, start, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

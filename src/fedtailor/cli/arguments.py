@@ -1,7 +1,7 @@
 """Arguments that several verbs take, and what they stand for."""
 
 from difflib import get_close_matches
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,15 +49,3 @@ def run_of(words: list[str], seed: int | None = None) -> Any:
             raise UserError("seed is given twice, as seed= and as --seed")
         settings["seed"] = seed
     return read_toml(Path(method), settings) if method and method.endswith(".toml") else make_run(method, settings)
-
-
-def new_folder(name: str) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on if that is taken."""
-    numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
-    return next(folder for folder in numbered if not folder.exists())
-
-
-def data_word(run: Any) -> str:
-    """A run's data, as part of a folder's name."""
-    form, colon, path = run.data.name.partition(":")
-    return f"{form}-{Path(path).resolve().stem}" if colon else form

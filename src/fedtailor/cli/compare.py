@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ..base.errors import UserError, unknown
-from .arguments import Json, Quiet, data_word, new_folder, no_options
+from ..runs.places import data_word, new_folder
+from .arguments import Json, Quiet, no_options
 from .output import display, emit, say, waiting
 from .stopping import command, resumable
 

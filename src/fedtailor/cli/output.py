@@ -53,6 +53,7 @@ def emit(value: Any) -> None:
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:
+    from ..report.notes import notes
     from ..report.tables import heading, privacy_line, pseudo_line, result_table
 
     say(heading(s), "italic")
@@ -63,18 +64,8 @@ def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0)
         say(privacy_line(s["privacy"], s["rounds"]))
     if s["backdoor"] is not None:
         say(f"backdoor: {s['backdoor']:.1f}% of marked pictures of other classes are called the target")
-    for note in s.get("notes", []):
+    for note in notes(s, leak, validation):
         say(note, "yellow")
-    if absent := s.get("never_took_part"):
-        which = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-        say(f"{len(absent)} client(s) never took part ({which}); more rounds or a larger fraction reach them", "yellow")
-    if leak:
-        say("the server had the test set to validate on (data.server=test): no fair result", "yellow")
-    if validation:
-        told = (
-            f"tested on validation pictures, {validation:g} of the training set (data.validation), not on the test set"
-        )
-        say(told, "yellow")
     say(
         f"{s['rounds']} rounds in {s['seconds']:.0f} s ({s['engine']}, {s['threads']} threads) · "
         f"up {size(s['bytes_up'])}, down {size(s['bytes_down'])} · "

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..base.errors import UserError
-from .arguments import Json, Quiet, Words, data_word, new_folder, run_of
+from ..runs.places import new_folder, run_name
+from .arguments import Json, Quiet, Words, run_of
 from .output import emit, print_result, waiting
 from .stopping import command, resumable
 
 if TYPE_CHECKING:
     from ..runs.result import Result
-    from ..settings.run import Run
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
         folder, go = resume, partial(execute.resume, resume, **given)
     else:
         settings = run_of(words or [], seed)
-        folder = out or folder_of(settings)
+        folder = out or new_folder(run_name(settings))
         go = partial(execute.run, settings, out=folder)
 
     result = carry_out(go, folder, quiet, track)
@@ -67,7 +67,3 @@ def carry_out(go: Callable[..., Result], folder: Path, quiet: bool, track: str =
 
     with resumable(how), Progress(enabled=not quiet) as progress:
         return go(callback=Together(progress, trackers))
-
-
-def folder_of(settings: Run) -> Path:
-    return new_folder(f"{settings.method.name}-{data_word(settings)}-s{settings.seed}")

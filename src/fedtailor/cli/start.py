@@ -14,9 +14,10 @@ from rich.prompt import Confirm
 from rich.table import Column, Table
 
 from ..base.errors import UserError
+from ..runs.places import new_folder, run_name
 from .arguments import Json, Quiet, no_options
 from .output import display, emit, print_result, say, waiting
-from .run import carry_out, folder_of
+from .run import carry_out
 from .stopping import command
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def start(
         return
     from ..runs import execute
 
-    folder = folder_of(proposal.run)
+    folder = new_folder(run_name(proposal.run))
     result = carry_out(partial(execute.run, proposal.run, out=folder), folder, quiet)
     if as_json:
         emit({**document, "result": result.summary})

@@ -4,7 +4,7 @@ import math
 import struct
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def read_picture(path: Path) -> Pixels:
         raise BrokenPicture(path, str(error)) from error
 
 
-def open_picture(path: Path) -> Image.Image:
+def open_picture(path: Path | BinaryIO) -> Image.Image:
     """Only its header is read. Pillow's own limit, which is lower than ours and first warns, does not hold here."""
     with opening:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..base.sizes import size
 from ..evaluation.metrics import METRICS
-from ..settings.run import GIVEN
+from ..settings.keys import GIVEN
 from .tables import percent, shown_metrics
 
 SECTIONS = {

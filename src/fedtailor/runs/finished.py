@@ -15,6 +15,7 @@ from .comparison_plan import ComparisonPlan, Shown
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, short_key
 from .comparison_summary import Found, summarise
 from .many import Summary
+from .records import run_folders
 
 FinishedRun = tuple[Run, Summary, Path]
 
@@ -47,16 +48,6 @@ def compare_finished(
         with locked(folder):
             write_tables(summary, folder)
     return Comparison(summary, {title: [run for run, _ in its] for title, its in found.items()}, folder)
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """This one, or all that are in it but for those that settings were only chosen by."""
-    if (folder / "run.toml").is_file():
-        return [folder]
-    found = sorted(path.parent for path in folder.rglob("run.toml") if "tune" not in path.relative_to(folder).parts)
-    if not found:
-        raise UserError(f"{folder} is no run folder, and has none in it; name folders with a run.toml")
-    return found
 
 
 def read_run(folder: Path) -> FinishedRun:

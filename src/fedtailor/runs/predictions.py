@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,7 +19,9 @@ from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..data.dataset import Indices
 from ..data.groups import Groups
-from ..evaluation.testing import EvalSet, Said
+
+if TYPE_CHECKING:  # it needs torch, and to read predictions takes none
+    from ..evaluation.testing import EvalSet, Said
 
 FILE = "predictions.safetensors"
 GROUPS = ("head", "mid", "tail", "unknown")

@@ -20,9 +20,10 @@ def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def run_folders(path: Path) -> list[Path]:
+    """This one, or all that are in it but for those that settings were only chosen by."""
     if (path / "run.toml").is_file():
         return [path]
-    if found := sorted(file.parent for file in path.rglob("run.toml")):
+    if found := sorted(it.parent for it in path.rglob("run.toml") if "tune" not in it.relative_to(path).parts):
         return found
     raise UserError(f"{path} is no run folder, nor is there one in it: there is no run.toml")
 

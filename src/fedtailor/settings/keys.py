@@ -12,6 +12,7 @@ from ..base.errors import UserError, explain, unknown
 from ..base.keys import flat
 
 T = TypeVar("T")
+GIVEN = "given"  # labels as the data has them
 PARTS = ("labels", "rebalance", "server", "privacy", "robust", "attack")  # what any method may be combined with
 
 # Short spellings, on the command line and in Python. A method may have more of its own (Method.short).

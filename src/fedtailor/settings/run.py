@@ -42,9 +42,8 @@ from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
 from .engines import ENGINES
 from .extensions import check_outside, discover, look_for, name_of
-from .keys import OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
+from .keys import GIVEN, OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
 
-GIVEN = "given"  # labels as the data has them
 # What any method may be combined with: the name that stands for nothing of the kind, and all others.
 PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "labels": (GIVEN, LABELERS),
