@@ -13,7 +13,6 @@ from typing import Any
 from ..base.errors import UserError
 from ..clip.load import BUNDLED, LAB
 from ..data.survey import Survey
-from ..privacy import PRIVACY
 from ..settings.keys import full_keys
 from ..settings.run import DEALT, Run, long_key, make_run
 from ..simulation.build import find_device
@@ -173,8 +172,7 @@ def backbone_for(found: Survey, machine: Machine) -> tuple[str, str]:
 def privacy_why(run: Run) -> str:
     if run.clients == 1:
         return "there is one place, and nothing leaves it"
-    known = "fedtailor list privacy has what would add some" if PRIVACY else "there is nothing yet that would add some"
-    return (
-        "pictures never leave a site, what was learned from them does in every round it takes part in, as it is: no "
-        f"noise is added, and {known}"
-    )
+    learned = "pictures never leave a site, what was learned from them does in every round it takes part in"
+    if run.privacy.value is not None:
+        return f"{learned}, clipped and blurred"
+    return f"{learned}, as it is; privacy=gaussian would blur it, which among few sites costs most of what is gained"
