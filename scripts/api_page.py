@@ -14,7 +14,7 @@ import fedtailor
 GROUPS = {
     "Running": ("run", "resume", "compare", "make_run", "Run", "Result", "Comparison"),
     "Following": ("Callback", "track"),
-    "Using a model": ("load", "TunedModel", "Prediction"),
+    "Using a model": ("load", "TunedModel", "Prediction", "export", "Exported"),
     "Methods, tuners, labelers": ("register", "Method", "Tuner", "Labeler"),
     "What a method is written with": (
         *("Model", "Params", "Batch", "Me", "Reply", "Server", "Each"),

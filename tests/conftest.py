@@ -142,6 +142,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
 def strange(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs: "one", finished, whose classes and sites have names that no page may take for its own text, and
     "two", which differs in its method."""

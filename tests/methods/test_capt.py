@@ -18,9 +18,10 @@ from fedtailor.base.errors import UserError
 from fedtailor.client.job import Task
 from fedtailor.core.losses import log_prior
 from fedtailor.core.method import weighted_mean
-from fedtailor.core.types import OWN, Batch, Params, Pass, PrivacyStep, Reply, Server
+from fedtailor.core.types import OWN, Batch, Params, Pass, Reply, Server
 from fedtailor.methods.capt import CAPT, masked
 from fedtailor.methods.released.capt import ReleasedCAPT, raw_class_aware, raw_general
+from fedtailor.privacy.base import Leaving, PrivacyStep
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.local import LocalEngine
@@ -345,7 +346,7 @@ def test_stats_pass_the_privacy_step() -> None:
     experiment = world("capt", TUNER, rounds=1)
 
     class Blur(PrivacyStep):
-        def __call__(self, reply: Reply, start: Params, rng: torch.Generator) -> Reply:
+        def __call__(self, reply: Reply, at: Leaving) -> Reply:
             return replace(reply, stats={n: v + 7 if n == "counts" else v for n, v in reply.stats.items()})
 
     experiment = replace(experiment, job=replace(experiment.job, privacy=Blur()))

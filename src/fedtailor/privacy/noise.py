@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from ..core.types import Params
@@ -52,6 +51,8 @@ class Noise:
 
     def __call__(self, like: Tensor) -> Tensor:
         """Of the same shape, in float64."""
+        from scipy.special import ndtri  # here, since few runs draw any
+
         label = self.key + self.drawn.to_bytes(8, "little")
         self.drawn += 1
         raw = np.frombuffer(hashlib.shake_256(label).digest(8 * like.numel()), np.uint64)
