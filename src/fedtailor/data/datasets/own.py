@@ -32,8 +32,8 @@ def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -
         )
     if not (layout.pictures or layout.classes or layout.splits or otherwise or names_file.is_file()):
         raise UserError(
-            f"{root} has no pictures (their names must end in {', '.join(sorted(SUFFIXES))}) and names no classes; write "
-            f"their names into {names_file}, a line each, or put pictures into one folder per class"
+            f"{root} has no pictures (their names must end in {', '.join(sorted(SUFFIXES))}) and names no classes; "
+            f"write their names into {names_file}, a line each, or put pictures into one folder per class"
         )
     if must_train and layout.splits and "train" not in layout.splits:
         there = ", ".join(f"{split}/" for split in sorted(layout.splits))
