@@ -168,7 +168,7 @@ def test_a_link_to_a_folder_above_is_no_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ([], "has no pictures; their names must end in"),
+        ([], r"has no pictures \(their names must end in"),
         (["a.png", "b.png"], "the 2 pictures in .* lie in no class folders; put them into one folder per class"),
     ],
 )

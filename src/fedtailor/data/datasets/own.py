@@ -31,7 +31,10 @@ def folder(root: Path, otherwise: Sequence[str] = (), must_train: bool = True) -
             "or, without labels, into train/, and some of each class into test/<class>/"
         )
     if not (layout.pictures or layout.classes or layout.splits or otherwise or names_file.is_file()):
-        raise UserError(f"{root} has no pictures; their names must end in {', '.join(sorted(SUFFIXES))}")
+        raise UserError(
+            f"{root} has no pictures (their names must end in {', '.join(sorted(SUFFIXES))}) and names no classes; "
+            f"write their names into {names_file}, a line each, or put pictures into one folder per class"
+        )
     if must_train and layout.splits and "train" not in layout.splits:
         there = ", ".join(f"{split}/" for split in sorted(layout.splits))
         raise UserError(f"{root} has {there} but no train/; add train/, or put the class folders straight into {root}")
