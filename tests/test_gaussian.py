@@ -201,7 +201,13 @@ def test_what_was_spent_outlives_a_stop(tmp_path: Path) -> None:
     assert told["rounds"] == 4
 
 
-TRAINED = [name for name, entry in METHODS.items() if entry.method.trains and not name.endswith("-released")]
+# The others in `pytest -m slow`.
+SOME = ("fedavg", "scaffold", "fedpurel", "local")
+TRAINED = [
+    pytest.param(name, marks=[] if name in SOME else [pytest.mark.slow])
+    for name, entry in METHODS.items()
+    if entry.method.trains and not name.endswith("-released")
+]
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -130,8 +130,10 @@ def test_settings() -> None:
 # --- with any method ------------------------------------------------------------------------------------------------
 
 
+# Averaging of every kind: plain, in clusters, by class, with statistics; the others in `pytest -m slow`.
+SOME = ("fedavg", "capt", "scaffold", "rucr", "fedsa-lora")
 FEDERATED = [
-    name
+    pytest.param(name, marks=[] if name in SOME else [pytest.mark.slow])
     for name, entry in METHODS.items()
     if entry.method.trains and not issubclass(entry.method, CarriedMomentum) and name not in ("local", "central")
 ]
