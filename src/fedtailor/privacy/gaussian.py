@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from ..base.errors import UserError
 from ..core.types import Params, Reply
 from .base import Leaving, PrivacyStep
 
@@ -37,6 +38,11 @@ class Gaussian(PrivacyStep):
     counts_epsilon: float = Field(0.0, ge=0, allow_inf_nan=False, description="the same for histograms and votes")
 
     def __call__(self, reply: Reply, at: Leaving) -> Reply:
+        if lacking := sorted(set(at.forms) - set(reply.stats)) if reply.stats else []:
+            raise UserError(
+                f"which statistics a client leaves out ({lacking[0]} …) would tell of its pictures; "
+                "privacy=gaussian is for methods whose clients all send the same"
+            )
         counted = {n: v.double() for n, v in reply.stats.items() if at.forms[n].counts}
         change = {n: v.double() - at.start[n].double() for n, v in reply.params.items()}
         change |= {STATISTIC + n: v.double() for n, v in reply.stats.items() if n not in counted}

@@ -20,7 +20,7 @@ from ..attacks.base import Attack
 from ..base.errors import UserError, unknown
 from ..base.keys import flat
 from ..clip.load import BUNDLED
-from ..core import OWN, LocalTraining, Method, Rebalancer, Tuner
+from ..core import OWN, Cluster, LocalTraining, Method, Rebalancer, Tuner
 from ..data import FORMS, find_sites, find_source
 from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
@@ -33,6 +33,7 @@ from ..methods.recipe import Entry
 from ..methods.released.relay import CarriedMomentum
 from ..privacy import PRIVACY
 from ..privacy.base import PrivacyStep
+from ..privacy.gaussian import Gaussian
 from ..rebalancers import REBALANCERS
 from ..robust import ROBUST
 from ..robust.base import Robust
@@ -333,6 +334,13 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"attack={run.attack.name} is for simulations in this process; take engine=local")
     if issubclass(entry.method, CarriedMomentum) and run.robust.value is not None:
         raise UserError(f"clients of {name} train one after the other, so robust={run.robust.name} has none to compare")
+    if isinstance(privacy := run.privacy.value, Gaussian) and privacy.against == "others":
+        parts = any(isinstance(scope, Cluster) for scope in entry.method.share.values())
+        if parts or run.robust.value is not None:
+            whose = f"{name} averages in clusters" if parts else f"robust={run.robust.name} leaves some of it out"
+            raise UserError(
+                f"privacy.against=others counts on the noise of a whole cohort, and {whose}; take against=server"
+            )
     if ENGINES[run.engine].remote and run.data.calibrate:
         raise UserError(f"calibrate looks at clients' pictures, which engine={run.engine} keeps to themselves")
     if ENGINES[run.engine].remote and run.record:
