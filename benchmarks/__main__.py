@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     note(f"rows: {options.json}")
     wrong = [row for row in rows if row.wrong]
     for row in wrong:
-        note(f"{row.part}, {row.case}: {row.variant} is {row.off:.1e} off, {row.allowed:.0e} is allowed")
+        note(f"{row.part}, {row.case}: {row.variant} is {row.why}")
     for name in failed:
         note(f"{name} failed")
     return int(bool(wrong or failed))

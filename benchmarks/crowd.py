@@ -93,9 +93,10 @@ def timed(experiment: Experiment, engine: Engine, store: RunFolder) -> list[dict
         return found
 
     engine.evaluate = test  # type: ignore[method-assign]
+    name_of = experiment.federation.name_of
     for finished in rounds(experiment, engine, experiment.job.first_server()):
         whole = clock.lap()
-        store.save_round(finished.record.row(), finished.steps)
+        store.save_round(finished.record.row(), [step.row(name_of(step.client)) for step in finished.steps])
         store.checkpoint(finished.server, engine.clients.changed)
         engine.committed()
         laps.append({"round": whole - testing[0], "test": testing[0], "checkpoint": clock.lap()})

@@ -21,11 +21,18 @@ class Row:
     ratio: float | None = None  # the first variant's CPU seconds ÷ this one's
     off: float | None = None  # how far its result is from the first variant's, relatively
     allowed: float | None = None  # and may be
+    failure: str = ""  # what is wrong where no number tells
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def wrong(self) -> bool:
-        return self.off is not None and self.allowed is not None and not self.off <= self.allowed
+        return bool(self.failure) or (
+            self.off is not None and self.allowed is not None and not self.off <= self.allowed
+        )
+
+    @property
+    def why(self) -> str:
+        return self.failure or f"{self.off:.1e} off, {self.allowed:.0e} is allowed"
 
     def json(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,6 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from fedtailor.base.terminal import Terminal, visible
 
 from .options import Options
 from .rows import Row
@@ -62,10 +65,10 @@ def show(name: str, idea: str, rows: Sequence[Row]) -> None:
         if before and row.case != before:
             table.add_section()
         figures = [figure(field, getattr(row, field)) for field in fields]
-        wrong = "[red]" if row.wrong else ""
+        variant = Text(visible(row.variant), "red" if row.wrong else "")
         case, before = "" if row.case == before else row.case, row.case
-        table.add_row(case, wrong + row.variant, *figures, *(plain(row.more.get(key, "")) for key in extra))
-    Console(width=None if Console().is_terminal else 160).print(table)
+        table.add_row(case, variant, *figures, *(plain(row.more.get(key, "")) for key in extra))
+    Terminal(width=None if Terminal().is_terminal else 160).print(table)
 
 
 def figure(field: str, value: float | None) -> str:

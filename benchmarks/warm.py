@@ -56,12 +56,12 @@ def seconds_of(rounds: int) -> dict[str, list[float]]:
     finally:
         there.stop()
     seconds: dict[str, list[float]] = {"started for each message": [], "stays": []}
-    met: set[int] = set()
+    met: set[str] = set()
     for row in there.rows("warm")[:-1]:
-        (k,) = row["cohort"]
-        if k in met:
-            seconds["started for each message" if k == 1 else "stays"].append(row["seconds"])
-        met.add(k)
+        (name,) = row["cohort"]
+        if name in met:
+            seconds["started for each message" if name == "client-1" else "stays"].append(row["seconds"])
+        met.add(name)
     return seconds
 
 

@@ -48,7 +48,8 @@ def model_folder(folder: Path, clip: Path, method: str, tuner: str, calibrated: 
         local=plain(run.local), seed=run.seed, rounds=3,
         backbone=BackboneFacts(name=str(clip), digest=checkpoint.digest, precision="fp32"),
         preprocessing=Preprocessing(size=32, mean=checkpoint.mean, std=checkpoint.std, resize="bicubic"),
-        groups={}, has_shared=True, clients=(mine, ClientFacts(name="south", own=False, predict="predict_shared")),
+        groups=dict.fromkeys(("head", "mid", "tail"), ()), has_shared=True,
+        clients=(mine, ClientFacts(name="south", own=False, predict="predict_shared")),
         calibration=Calibrations(why="fitted", shared=fit, personal=fit), trained_on="nothing",
         scores={key: {} for key in ("zero_shot", "global", "zero_shot_personal", "personal")}, files=files,
     )  # fmt: skip

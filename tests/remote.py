@@ -11,12 +11,14 @@ from typing import Any
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.core.types import OWN, Pass, Server
-from fedtailor.remote.client import RemoteClient, StateFiles, simulated_session
+from fedtailor.remote.client import RemoteClient, Session, StateFiles, simulated_session
 from fedtailor.remote.engine import Received, RemoteEngine
-from fedtailor.remote.messages import Message, PassRequest, decode
+from fedtailor.remote.messages import Invitation, Message, PassRequest, decode
+from fedtailor.remote.policy import ANYTHING, SitePolicy
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
+from fedtailor.settings.run import Run
 from fedtailor.simulation.build import Experiment
 from fedtailor.simulation.engine import StepLog
 from fedtailor.simulation.local import LocalEngine
@@ -200,6 +202,7 @@ class RemoteWorld:
     folder: Path
     faults: list[Fault] = field(default_factory=list)
     seed: int = 0
+    policy: SitePolicy = ANYTHING
     clock: Clock = field(default_factory=Clock)
     log: list[StepLog] = field(default_factory=list)
 
@@ -208,9 +211,10 @@ class RemoteWorld:
         self.transport = MemoryTransport(makers, self.clock, self.faults, self.seed)
 
     def site(self, k: int) -> RemoteClient:
-        return RemoteClient(
-            self.folder / f"client-{k}", lambda invitation: simulated_session(self.experiment, invitation.client)
-        )
+        def make_session(invitation: Invitation, run: Run) -> Session:
+            return simulated_session(self.experiment, invitation.client)
+
+        return RemoteClient(self.folder / f"client-{k}", make_session, self.policy, "here")
 
     def states(self, k: int) -> StateFiles:
         return StateFiles(self.folder / f"client-{k}" / RUN)

@@ -72,7 +72,7 @@ def test_summary_is_of_the_rounds(result: fedtailor.Result) -> None:
     s, rows = result.summary, result.rounds
     assert s["global"]["overall"] == round(rows[-1]["global"]["overall"], 4)
     assert s["personal"]["macro_f1"] == round(rows[-1]["personal"]["macro_f1"], 4)
-    assert s["worst_client"] == min(rows[-1]["clients"])
+    assert s["worst_client"] == min(rows[-1]["clients"].values())
     assert s["bytes_up"] == sum(row["bytes_up"] for row in rows)
     # 4 rows of the tiny text width, in fp32, up and down for 2 clients in each of 3 rounds
     assert s["bytes_up"] == s["bytes_down"] == 4 * 24 * 4 * 2 * 3
@@ -83,7 +83,7 @@ def test_every(small: dict[str, Any], result: fedtailor.Result) -> None:
     """every=2 of 3 rounds: tested after the second and the last, with the numbers they have anyway."""
     sparse = fedtailor.run("promptfl", {**small, "every": 2})
     assert [row["global"] is None for row in sparse.rounds] == [True, False, False]
-    assert [row["clients"] == [] for row in sparse.rounds] == [True, False, False]
+    assert [row["clients"] == {} for row in sparse.rounds] == [True, False, False]
     assert sparse.rounds[-1]["global"] == result.rounds[-1]["global"]
     assert sparse.summary["global"] == result.summary["global"]
 
@@ -140,7 +140,7 @@ def test_csv(small: dict[str, Any], pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     rest = {k: v for k, v in small.items() if not k.startswith("data")}
     result = fedtailor.run("promptfl", rest, data=f"csv:{tmp_path / 'table.csv'}", **{"data.partition": "site"})
-    assert len(result.rounds[-1]["clients"]) == 3
+    assert list(result.rounds[-1]["clients"]) == ["site 0", "site 1", "site 2"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import struct
 import time
 import warnings
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 import fedtailor
-from fedtailor.base.errors import UserError
+from fedtailor.base.errors import Note, UserError
 from fedtailor.cli import installation
 from fedtailor.clip import encoder as encoder_module
-from fedtailor.clip import feature_cache, part
+from fedtailor.clip import feature_cache, kept, part
 from fedtailor.clip.encoder import Encoder
 from fedtailor.clip.feature_cache import HEADER, NotKept, activations, budget, default_folder, make_room, tell
 from fedtailor.clip.model import Clip
@@ -45,6 +46,7 @@ def some_images(seed: int = 0, count: int = 5) -> ArrayImages:
 
 
 IMAGES = some_images()
+MANY = some_images(3, 41)  # three chunks, the last of them short
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,8 @@ def test_a_damaged_or_foreign_file_is_made_anew(clip: Clip, tmp_path: Path, enco
     path.write_bytes(damage(good))
     assert path.read_bytes() != good
     spoilt = path.stat().st_ino
-    assert np.array_equal(get(clip, tmp_path), right)
+    with pytest.warns(Note, match=f"{path.name} is damaged; it is made anew"):
+        assert np.array_equal(get(clip, tmp_path), right)
     assert path.stat().st_ino != spoilt  # moved there whole, not written over
     assert len(encodings) == 2
     assert only_file(tmp_path) == path
@@ -177,10 +180,12 @@ def test_a_damaged_or_foreign_file_is_made_anew(clip: Clip, tmp_path: Path, enco
 def test_memory_mapped_and_read_only(clip: Clip, tmp_path: Path) -> None:
     """Nobody can write into the cache through what it gives."""
     found = get(clip, tmp_path)
-    assert isinstance(found, np.memmap)
+    assert isinstance(found.values, np.memmap)
     assert found.dtype == np.float32
     with pytest.raises(ValueError, match="read-only"):
-        found[0] = 0
+        found.values[0] = 0
+    found[np.arange(5)][0] = 0  # a copy
+    assert np.asarray(found)[0].any()
 
 
 def test_a_failure_half_way_leaves_nothing(clip: Clip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,9 +316,128 @@ def test_two_processes_at_once(clip: Clip, tmp_path: Path) -> None:
     only_file(tmp_path)
 
 
+# --- what is read is checked ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Blocks of so many rows of features."""
+    monkeypatch.setattr(part, "BLOCK", 20 * 4 * 16)
+    return 20
+
+
+def spoil(path: Path, *rows: int) -> None:
+    """A bit in each."""
+    data = bytearray(path.read_bytes())
+    for row in rows:
+        data[HEADER + 4 * 16 * row + 5] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_changed_bit_is_mended(clip: Clip, tmp_path: Path, in_blocks: int, encodings: list[int]) -> None:
+    """Only what is damaged is encoded anew, when it is read, to the same bits; and the file is right again."""
+    right = np.array(get(clip, tmp_path, images=MANY))
+    path, encoded = only_file(tmp_path), len(encodings)
+    whole = path.read_bytes()
+    spoil(path, 25, 40)  # in the second block of three, and the last, which is short
+    found = get(clip, tmp_path, images=MANY)
+    assert np.array_equal(found[np.array([0, 3, 19])], right[[0, 3, 19]])
+    assert len(encodings) == encoded
+    with pytest.warns(Note, match=f"{path.name} is damaged; what is wrong in it is encoded anew"):
+        assert np.array_equal(found[np.array([30])], right[[30]])
+    assert encodings[encoded:] == [16, 4]
+    with pytest.warns(Note, match="is damaged"):
+        assert np.array_equal(found, right)
+    assert encodings[encoded:] == [16, 4, 1]
+    assert path.read_bytes() == whole
+    assert np.array_equal(get(clip, tmp_path, images=MANY), right)
+    assert encodings[encoded:] == [16, 4, 1]
+
+
+def test_every_bit_is_noticed(clip: Clip, tmp_path: Path, encodings: list[int]) -> None:
+    """Wherever it is: in the header, in a row, in a checksum."""
+    right = np.array(get(clip, tmp_path))
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[place] ^= 1
+        path.write_bytes(data)
+        feature_cache.tell.cache_clear()
+        with pytest.warns(Note, match="is damaged"):
+            assert np.array_equal(get(clip, tmp_path), right)
+        assert path.read_bytes() == whole
+
+
+def test_a_block_is_looked_at_once(clip: Clip, tmp_path: Path, in_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process, however often it is read."""
+    get(clip, tmp_path, images=MANY)
+    found, looked = get(clip, tmp_path, images=MANY), list[int]()
+    check = kept.checksum
+    monkeypatch.setattr(kept, "checksum", lambda rows: (looked.append(len(rows)), check(rows))[1])
+    for _ in range(3):
+        found[np.array([0, 1, 25])]
+    assert looked == [20, 20]
+    for _ in range(3):
+        np.asarray(found)
+    assert looked == [20, 20, 1]
+
+
+def test_mended_where_nothing_can_be_written(
+    clip: Clip, tmp_path: Path, in_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that may only be read: right all the same, in this process."""
+    right = np.array(get(clip, tmp_path, images=MANY))
+    spoil(only_file(tmp_path), 25)
+    found, open_ = get(clip, tmp_path, images=MANY), Path.open
+
+    def denied(path: Path, mode: str = "r", *rest: Any, **how: Any) -> Any:
+        if mode == "r+b":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_(path, mode, *rest, **how)
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.warns(Note, match="is damaged"):
+        assert np.array_equal(found[np.array([25, 1, 39])], right[[25, 1, 39]])
+    assert np.array_equal(found, right)
+
+
+def test_another_machines_file_is_not_mended(clip: Clip, tmp_path: Path, in_blocks: int) -> None:
+    """Broken: rows of two machines in one run, whose numbers are neither's."""
+    get(clip, tmp_path, images=MANY)
+    spoil(only_file(tmp_path), 25)
+    found = get(clip, tmp_path, images=MANY)
+    other = tiny_clip(seed=1)
+    found.encoder = Encoder(other, "w", PLAIN, "features", CPU)
+    with pytest.warns(Note, match="is damaged"), pytest.raises(UserError, match=r"it has been removed: begin again"):
+        found[np.array([25])]
+    assert names(tmp_path) == set()
+
+
+def test_mended_by_many_at_once(clip: Clip, tmp_path: Path, in_blocks: int, encodings: list[int]) -> None:
+    """Clients are side by side; one of them mends, the others wait."""
+    right = np.array(get(clip, tmp_path, images=MANY))
+    spoil(only_file(tmp_path), 25)
+    found, encoded = get(clip, tmp_path, images=MANY), len(encodings)
+    with pytest.warns(Note, match="is damaged"), ThreadPoolExecutor(4) as pool:
+        all_ = list(pool.map(lambda _: found[np.arange(20, 40)], range(8)))
+    assert all(np.array_equal(rows, right[20:40]) for rows in all_)
+    assert encodings[encoded:] == [16, 4]
+
+
+def test_a_run_on_a_damaged_cache(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: other numbers, and nobody is told."""
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    brief = {**small, "rounds": 1}
+    right = fedtailor.run("promptfl", brief).summary["global"]
+    for path in (tmp_path / "cache").glob("*.npy"):
+        spoil(path, 1)
+    with pytest.warns(Note, match="is damaged; what is wrong in it is encoded anew"):
+        assert fedtailor.run("promptfl", brief).summary["global"] == right
+
+
 # --- stopped half-way -----------------------------------------------------------------------------------------------
 
-MANY = some_images(3, 41)  # three chunks, the last of them short
 NPY = "*.npy"
 
 
@@ -522,12 +646,12 @@ def test_notes_are_made_as_time_goes_by(clip: Clip, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
 
     def writing(self: Part, at: int, data: memoryview) -> None:
-        calls.append("note" if at == self.begin + self.size else "rows")
+        calls.append({self.noted_at: "note", self.begin + self.size: "sums"}.get(at, "rows"))
         write(self, at, data)
 
     monkeypatch.setattr(Part, "write", writing)
     get(clip, tmp_path, images=some_images(4, 16 * 6))
-    assert calls == [*["rows"] * 4, "fsync", "note", "rows", "rows", "fsync"]
+    assert calls == [*["rows"] * 4, "fsync", "note", "rows", "rows", "sums", "fsync"]
 
 
 # --- fp16 -----------------------------------------------------------------------------------------------------------
@@ -543,7 +667,7 @@ def test_patches_are_kept_in_fp16(clip: Clip, tmp_path: Path, encodings: list[in
     assert np.array_equal(first, exact.half().numpy())
     path = only_file(tmp_path)
     assert np.load(path).dtype == np.float16  # numpy's own format
-    assert path.stat().st_size == HEADER + 2 * 5 * 5 * 16
+    assert path.stat().st_size == HEADER + 2 * 5 * 5 * 16 + 8  # behind it two checksums
     assert np.array_equal(get(clip, tmp_path, stage="patches"), first)
     assert encodings == [5]
 
@@ -561,7 +685,8 @@ def test_a_file_of_patches_in_fp32_is_made_anew(
     with monkeypatch.context() as before:
         before.setattr(encoder_module, "HALF", ())
         assert get(clip, tmp_path, stage="patches").dtype == np.float32
-    assert get(clip, tmp_path, stage="patches").dtype == np.float16
+    with pytest.warns(Note, match="is damaged; it is made anew"):
+        assert get(clip, tmp_path, stage="patches").dtype == np.float16
     assert encodings == [5, 5]
     assert np.load(only_file(tmp_path)).dtype == np.float16
 
@@ -572,7 +697,7 @@ def test_what_fp16_cannot_hold_is_an_error(tmp_path: Path, scale: float, fits: b
     clip = tiny_clip()
     clip.vision.leave = lambda x: torch.full((len(x), 5, 16), scale)
     if fits:
-        assert (get(clip, tmp_path, stage="patches") == scale).all()
+        assert (np.asarray(get(clip, tmp_path, stage="patches")) == scale).all()
         return
     with pytest.raises(UserError, match=r"'patches' reach (6.55e\+04|nan); .* 65504. Try backbone.precision=fp32"):
         get(clip, tmp_path, stage="patches")
@@ -581,7 +706,7 @@ def test_what_fp16_cannot_hold_is_an_error(tmp_path: Path, scale: float, fits: b
 
 # --- the budget -----------------------------------------------------------------------------------------------------
 
-SIZE = HEADER + 4 * 5 * 16  # of one file of features
+SIZE = HEADER + 4 * 5 * 16 + 8  # of one file of features
 
 
 @pytest.fixture
@@ -683,7 +808,7 @@ def test_what_never_fits_is_not_written(clip: Clip, tmp_path: Path, allow: Any) 
     assert found == [None, None]
     assert names(tmp_path) == {name_of("a")}
     (warning,) = told.list
-    assert "caching 6 images takes 512 B, more than FEDTAILOR_CACHE_GB=4.58e-07" in str(warning.message)
+    assert "caching 6 images takes 520 B, more than FEDTAILOR_CACHE_GB=4.66e-07" in str(warning.message)
     assert "FEDTAILOR_CACHE_GB=1 would keep them" in str(warning.message)
 
 
@@ -791,7 +916,8 @@ def test_a_damaged_file_does_not_count_against_its_own_repair(clip: Clip, tmp_pa
     filled(clip, tmp_path, "a", "b")
     (tmp_path / name_of("a")).write_bytes(b"0" * SIZE)
     allow(2 * SIZE)
-    assert get(clip, tmp_path, digest="a") is not None
+    with pytest.warns(Note, match="is damaged; it is made anew"):
+        assert get(clip, tmp_path, digest="a") is not None
     assert names(tmp_path) == {name_of("a"), name_of("b")}
 
 
@@ -801,7 +927,7 @@ def test_the_doctor_looks_at_it(clip: Clip, tmp_path: Path, allow: Any, monkeypa
     filled(clip, tmp_path, "a")
     allow(3.5e9)
     found = {finding.what: finding for finding in installation.examine()}["feature cache"]
-    assert found.found == f"{tmp_path}, 1 files, 448 B; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
+    assert found.found == f"{tmp_path}, 1 files, 456 B; at most 3.5 GB (FEDTAILOR_CACHE_GB)"
     assert found.verdict == "good"
     monkeypatch.setenv("FEDTAILOR_CACHE_GB", "much")
     assert (installation.cache().verdict, "'much'" in installation.cache().found) == ("bad", True)

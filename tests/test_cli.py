@@ -24,6 +24,7 @@ from fedtailor.evaluation.metrics import METRICS
 from fedtailor.methods import METHODS
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.places import new_folder
+from run_content import read
 
 KEYS = {
     "method", "tuner", "data", "seed", "rounds", "zero_shot", "global", "personal", "bytes_up", "bytes_down", "seconds",
@@ -50,7 +51,7 @@ def test_run_json(call: Call, words: list[str], tmp_path: Path) -> None:
         3,
     )
     assert summary["run_dir"] == "runs/promptfl-folder-dots-s4"
-    assert json.loads((tmp_path / summary["run_dir"] / "result.json").read_text()) == summary
+    assert read(tmp_path / summary["run_dir"] / "result.json") == summary
 
 
 def test_run_and_its_toml_and_resume(call: Call, words: list[str], tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_run_and_its_toml_and_resume(call: Call, words: list[str], tmp_path: Pat
     assert again.code == 0
     summary = json.loads(again.out)
     assert summary["run_dir"] == f"{folder}-2"
-    written = json.loads((tmp_path / folder / "result.json").read_text())
+    written = read(tmp_path / folder / "result.json")
     different = {key for key in summary if summary[key] != written[key]}
     assert different <= {"seconds", "peak_rss_mb", "run_dir"}
     resumed = call("run", "--resume", folder, "--json")
@@ -215,7 +216,7 @@ def test_interrupted_anywhere(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     assert (answer.code, answer.err) == (130, "error: stopped; the same command goes on\n")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES])
 def test_a_full_disk(
     number: int, call: Call, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +231,8 @@ def test_a_full_disk(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append", full)
         answer = call("run", "promptfl", *words, "--out", "mine")
-    told = f"error: stopped: {os.strerror(number)} (mine/rounds.jsonl); make room there; "
+    room = "make room there; " if number == errno.ENOSPC else ""
+    told = f"error: stopped: {os.strerror(number)} (mine/rounds.jsonl); {room}"
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == f"{told}go on with: fedtailor run --resume mine\n"
     assert json.loads(call("run", "--resume", "mine", "--json").out)["global"] == straight["global"]
@@ -440,7 +442,7 @@ def test_made_labels_are_told_of(call: Call, words: list[str]) -> None:
     assert "pseudo-labels by zeroshot: " in told.out
     rounds = [json.loads(line) for line in Path("z/rounds.jsonl").read_text().splitlines()]
     assert all(row["pseudo"]["coverage"] == 100 for row in rounds)
-    assert json.loads(Path("z/result.json").read_text())["pseudo_labels"] == rounds[-1]["pseudo"]
+    assert read(Path("z/result.json"))["pseudo_labels"] == rounds[-1]["pseudo"]
     assert "pseudo-labels" not in call("run", "promptfl", *words, "--out", "y").out
 
 

@@ -19,6 +19,7 @@ from filelock import FileLock
 from rich.console import Console
 
 import fedtailor
+from fedtailor.base.documents import json_object, sealed
 from fedtailor.base.errors import UserError
 from fedtailor.base.rng import generator
 from fedtailor.cli import main
@@ -42,6 +43,7 @@ from fedtailor.runs.comparison_spec import (
 from fedtailor.runs.comparison_summary import spread
 from fedtailor.runs.folder import RunFolder
 from fedtailor.simulation.build import Experiment, build
+from run_content import read
 
 ROWS = ["promptfl", "promptprox:method.mu=0.7", "fedclip"]
 TITLES = ["zeroshot", "promptfl", "promptprox method.mu=0.7", "fedclip"]
@@ -60,7 +62,7 @@ def made(small: dict[str, Any], folder: Path) -> Comparison:
 
 
 def result(folder: Path, row: str, seed: int) -> dict[str, Any]:
-    return dict(json.loads((folder / row / f"seed-{seed}" / "result.json").read_text()))
+    return dict(read(folder / row / f"seed-{seed}" / "result.json"))
 
 
 def untimed(made: Comparison) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def test_summary(made: Comparison, folder: Path) -> None:
     assert s["rows"][2]["settings"] == {"method.mu": 0.7}
     assert [row["tuner"] for row in s["rows"]] == ["none", "text_prompt", "text_prompt", "adapter"]
     assert [row["rounds"] for row in s["rows"]] == [0, 3, 3, 3]
-    assert json.loads((folder / "table.json").read_text()) == s
+    assert read(folder / "table.json") == s
 
 
 def test_cohorts_of_the_runs(made: Comparison, folder: Path) -> None:
@@ -628,10 +630,10 @@ def test_a_setting_that_has_come_in_since(made: Comparison, small: dict[str, Any
     """A folder from before there was a setting has what is its default, and is gone on with."""
     note = folder / "compare.json"
     before = note.read_bytes()
-    old = json.loads(before)
+    old = json_object(before)
     for row in old["rows"]:
         assert row["run"]["plan"].pop("deadline") > 0
-    note.write_text(json.dumps(old))
+    note.write_bytes(sealed(old))
     again = fedtailor.compare(ROWS, small, seeds=2, out=folder, callback=Deaf())
     assert untimed(again) == untimed(made)
     assert note.read_bytes() == before
@@ -736,7 +738,7 @@ def test_json_and_resume(call: Call, words: list[str], tmp_path: Path) -> None:
     assert json.loads(out) == summary
     code, out, _ = call("--resume", summary["folder"], "--json", "--number", "last")
     assert json.loads(out)["number"] == "last"
-    assert json.loads((tmp_path / summary["folder"] / "table.json").read_text())["number"] == "last"
+    assert read(tmp_path / summary["folder"] / "table.json")["number"] == "last"
 
 
 def test_table(call: Call, words: list[str], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fedtailor.runs.comparison import Comparison
 from fedtailor.runs.comparison_plan import load_plan, make_plan, read_values
 from fedtailor.runs.folder import read_lines
 from fedtailor.settings.run import read_toml
+from run_content import read
 
 OVER = {"data.alpha": [0.5, 5.0], "clients": [2, 3]}
 POINTS = [
@@ -59,7 +60,7 @@ def test_every_point(made: Comparison, settings: dict[str, Any], folder: Path) -
             for place, summary in zip(its, runs[row["title"]], strict=True):
                 run = read_toml(place / "run.toml")
                 assert [run.data.partition.options["alpha"], run.clients] == list(point["at"].values())
-                assert json.loads((place / "result.json").read_text()) == summary
+                assert read(place / "result.json") == summary
         cohorts = [
             [r["cohort"] for r in read_lines(folder / name / row / "seed-1" / "rounds.jsonl")]
             for row in ("promptfl", "fedclip")
@@ -68,7 +69,7 @@ def test_every_point(made: Comparison, settings: dict[str, Any], folder: Path) -
     alone = fedtailor.run("promptfl", {**settings, "data.alpha": 5.0, "clients": 3}, seed=1).summary
     assert alone["global"] == made.points[3]["promptfl"][1]["global"]
     assert "clients" not in made.summary["same"]
-    assert json.loads((folder / "table.json").read_text()) == made.summary
+    assert read(folder / "table.json") == made.summary
     assert made.runs == made.points[0]
 
 
@@ -160,7 +161,7 @@ def test_tuned_at_every_point(settings: dict[str, Any], tmp_path: Path) -> None:
         for lr in grid["lr"]:
             trial = here / "tune" / "promptfl" / f"lr-{lr}" / "seed-0"
             assert read_toml(trial / "run.toml").data.partition.options["alpha"] == alpha
-            scores[lr] = json.loads((trial / "result.json").read_text())["balanced"]["global"]
+            scores[lr] = read(trial / "result.json")["balanced"]["global"]
         best = max(scores, key=lambda lr: scores[lr])
         assert point["tuning"]["promptfl"]["chosen"] == {"lr": best}
         assert read_toml(here / "promptfl" / "seed-0" / "run.toml").local.lr == best

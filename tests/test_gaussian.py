@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,26 @@ import torch
 from scipy.stats import kstest, norm
 
 from fedtailor.base.errors import UserError
-from fedtailor.client.codec import client_from_bytes, client_to_bytes, to_bytes
-from fedtailor.client.job import ClientState
+from fedtailor.client.codec import client_to_bytes, to_bytes
+from fedtailor.client.job import ClientState, Task
+from fedtailor.client.step import noise_of
+from fedtailor.core.optim import LocalTraining
 from fedtailor.core.statistics import Form, class_counts
-from fedtailor.core.types import Params, Reply
+from fedtailor.core.types import Params, Pass, Reply, Server
 from fedtailor.methods import METHODS
 from fedtailor.privacy.base import Leaving
 from fedtailor.privacy.gaussian import Gaussian
 from fedtailor.privacy.ledger import Ledger, of_cohorts, of_releases
-from fedtailor.privacy.noise import Noise, new_secret, request_key, seeded_secret
+from fedtailor.privacy.noise import Noise, client_secret, kept_secret, new_secret, request_key, seeded_secret
+from fedtailor.privacy.releases import Releases
 from fedtailor.runs.callback import Callback
 from fedtailor.runs.execute import resume, run, train
+from fedtailor.runs.folder import RunFolder
+from fedtailor.runs.result import spent_privacy
 from fedtailor.settings.run import make_run
-from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.build import Experiment
+from fedtailor.simulation.engine import MakeEngine, make_engine
+from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import RoundRecord, run_round
 from world import CLIENTS, world
 
@@ -56,31 +66,54 @@ def test_the_same_request_gets_the_same_noise_and_any_other_another() -> None:
     assert len({key(), *others}) == 1 + len(others)
 
 
-def one_pass(generator: str = "secret") -> tuple[Params, ClientState, bytes]:
-    """Client 1's update in the first round of a federation with noise; its state; the bits of what it sent."""
+def one_pass(generator: str = "secret") -> tuple[Params, ClientState, bytes, bytes]:
+    """Client 1's update in the first round of a federation with noise; its state; the bits of what it sent; the secret
+    of this place."""
     experiment = world(privacy="gaussian", **{"privacy.generator": generator})
     job, engine = experiment.job, make_engine(experiment)
     server = job.first_server()
     reply = engine(job.method.train, server, [1])[1]
     change = {n: v - server.params[n] for n, v in reply.params.items()}
-    return change, engine.clients[1], to_bytes({"params": reply.params, "stats": reply.stats}, {})
+    assert isinstance(engine, LocalEngine)
+    return change, engine.clients[1], to_bytes({"params": reply.params, "stats": reply.stats}, {}), engine.secret
 
 
 def test_the_servers_seed_does_not_tell_the_noise() -> None:
     """Two runs of one seed differ, unless the noise is to come from the seed, which run.toml then says."""
-    (a, state, sent), (b, *_) = one_pass(), one_pass()
+    (a, *_, sent, secret), (b, *_) = one_pass(), one_pass()
     assert not torch.equal(a["text.ctx"], b["text.ctx"])
-    assert len(state.secret) == 32
-    assert state.secret not in sent
+    assert len(secret) == 32
+    assert secret not in sent
+    assert client_secret(secret, 1) not in sent
     (a, *_), (b, *_) = one_pass("seeded"), one_pass("seeded")
     assert torch.equal(a["text.ctx"], b["text.ctx"])
 
 
-def test_a_secret_lasts_and_no_pass_sees_it() -> None:
-    _, state, _ = one_pass()
-    assert client_from_bytes(client_to_bytes(state)).secret == state.secret
-    kept = [*state.memory.values(), *state.local.values(), *state.tuned.values()]
-    assert not any(state.secret in value.numpy().tobytes() for value in kept)
+def test_a_secret_lasts_and_no_pass_sees_it(tmp_path: Path) -> None:
+    """It is in a file of its own, for its owner alone; each client's is another."""
+    _, state, _, secret = one_pass()
+    assert secret not in client_to_bytes(state)
+    assert client_secret(secret, 1) not in client_to_bytes(state)
+    kept = kept_secret(tmp_path)
+    assert kept_secret(tmp_path) == kept == (tmp_path / "secret").read_bytes()
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+    assert len({kept, client_secret(kept, 1), client_secret(kept, 2)}) == 3
+    (tmp_path / "secret").write_bytes(kept[:5])
+    with pytest.raises(UserError, match=r"secret is damaged: 5 bytes, not 32"):
+        kept_secret(tmp_path)
+
+
+def test_another_state_gets_other_noise() -> None:
+    """Else a server could ask for the same once more, from an older state, and subtract."""
+    experiment = world("local", privacy="gaussian", **{"privacy.generator": "seeded"})
+    job, task = experiment.job, Task("train", 0, {})
+
+    def draw(client: ClientState) -> float:
+        return float(noise_of(job, 1, task, client, b"")(torch.zeros(1)))
+
+    assert draw(ClientState()) == draw(ClientState(version=3, tuned={"w": torch.ones(1)}))
+    states = ClientState(), ClientState({"w": torch.ones(1)}), ClientState({}, {"w": torch.ones(1)})
+    assert len({draw(state) for state in states}) == 3
 
 
 # --- the mechanism ----------------------------------------------------------------------------------------------------
@@ -171,7 +204,7 @@ def test_what_is_released_is_counted() -> None:
     for _ in range(2):
         server, _ = run_round(experiment, server, engine)
         passes += [step.pass_name for step in engine.drain_log() if step.client == 0]
-    ledger = Ledger.of(experiment.run.privacy.value, server, CLIENTS)
+    ledger = engine.ledger(server)
     assert ledger is not None
     assert ledger.released["privacy.clients.updates"].tolist() == [passes.count("train")] * CLIENTS
     assert ledger.released["privacy.clients.counts"].tolist() == [len(passes)] * CLIENTS
@@ -220,6 +253,111 @@ def test_what_was_spent_outlives_a_stop(tmp_path: Path) -> None:
     assert told["rounds"] == 4
 
 
+class Killed(LocalEngine):
+    """Everything is gone once clients have answered a pass in the second round."""
+
+    def __call__(self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Any = None) -> dict[int, Reply]:
+        self.replies = super().__call__(pass_, server, cohort, inbox)
+        if server.round == 1:
+            raise KeyboardInterrupt
+        return self.replies
+
+
+class Told(LocalEngine):
+    """Keeps the first replies."""
+
+    replies: dict[int, Reply] | None = None
+
+    def __call__(self, pass_: Pass, server: Server, cohort: Sequence[int], inbox: Any = None) -> dict[int, Reply]:
+        found = super().__call__(pass_, server, cohort, inbox)
+        self.replies = self.replies or found
+        return found
+
+
+def test_killed_between_release_and_checkpoint(tmp_path: Path) -> None:
+    """Clients asked the same once more say the same to the bit, those too that had never been asked before; so nothing
+    new is released, and ε is that of a run straight through."""
+    experiment = world(rounds=2, fraction=0.5, privacy="gaussian", **{"privacy.noise": 20.0})
+    made: list[LocalEngine] = []
+
+    def engine(kind: type[LocalEngine]) -> MakeEngine:
+        def make(it: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> LocalEngine:
+            made.append(kind(it.job, it.client_data, clients, 1, folder))
+            return made[-1]
+
+        return make
+
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
+    with pytest.raises(KeyboardInterrupt):
+        list(train(experiment, store, make=engine(Killed)))
+    noted = json.loads((store.folder / "releases.json").read_text())
+    assert noted["round"] == 1
+    assert sorted(of for of, _ in noted["clients"].values()) == sorted(made[0].replies)  # type: ignore[attr-defined]
+    (record,) = train(experiment, store, resuming=True, make=engine(Told))
+    before, after = (engine.replies for engine in made)  # type: ignore[attr-defined]
+    assert before.keys() == after.keys() > before.keys() & set(store.rounds()[0]["cohort"])
+    assert all(torch.equal(before[k].params["text.ctx"], after[k].params["text.ctx"]) for k in before)
+    assert record.privacy == [*train(world(run=experiment.run))][-1].privacy
+    store.close()
+
+
+def test_a_round_that_the_budget_ends_half_way_is_counted(tmp_path: Path) -> None:
+    """CAPT, with a budget for two histograms a client: one before the first round and one in it, and none for the table
+    of validation after it. The round counts for the budget, and for nothing else; resumed, the run is over."""
+    settings = {"privacy": "gaussian", "privacy.counts_noise": 20.0}
+    settings |= {"privacy.counts_epsilon": of_releases(20.0, 2, 1e-5) * 1.001}
+    experiment = world("capt", "coupled+class_prompt", fraction=1.0, rounds=3, **settings)
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
+    (record,) = train(experiment, store)
+    told = record.privacy or {}
+    assert told["counts_epsilon"] == pytest.approx(of_releases(20.0, 2, 1e-5))
+    assert told["epsilon"] == pytest.approx(of_releases(1.0, 1, 1e-5))
+    assert told["spent"]
+    assert record.cohort == []
+    assert set(record.dropped) == {"0", "1", "2", "3"}
+    assert record.shared is not None
+    saved = store.resume()
+    assert saved is not None
+    assert all(torch.equal(value, saved[0].params[n]) for n, value in experiment.job.first_server().params.items())
+    assert saved[0].state["privacy.clients.counts"].tolist() == [2] * CLIENTS
+    assert (spent_privacy(store.rounds()) or {})["rounds"] == 0
+    assert list(train(experiment, store, resuming=True)) == []
+    store.close()
+
+
+def test_a_release_is_counted_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """A round is tried twice: the first pass is the same again, the second another, as another client was lost. Noted
+    on disk before it is sent; in the next round it is history."""
+    server, forms = Server(0, {}, clients=3), {"n": class_counts(2)}
+    counted = {k: Reply({}, stats={"n": torch.tensor([1, 2])}) for k in range(3)}
+    trained = {k: Reply({"w": torch.ones(1)}) for k in range(3)}
+
+    def ledger(round_: int = 0) -> Ledger:
+        releases, at = Releases(tmp_path / "releases.json"), replace(server, round=round_)
+        found = Ledger.of(Gaussian(noise=20), at, 3, releases, LocalTraining(), {})
+        assert found is not None
+        return found
+
+    first = ledger()
+    first.ask("count", forms, {0: "a0", 1: "a1", 2: "a2"})
+    assert ledger().released["privacy.clients.updates"].tolist() == [1, 1, 1]  # what it releases is not known yet
+    first.answered("count", forms, {0: "a0", 1: "a1", 2: "a2"}, counted)
+    first.ask("train", {}, {0: "b0", 1: "b1"})
+    again = ledger()
+    again.ask("count", forms, {0: "a0", 1: "a1", 2: "a2"})
+    again.answered("count", forms, {0: "a0", 1: "a1", 2: "a2"}, counted)
+    again.ask("train", {}, {0: "c0", 2: "c2"})
+    again.answered("train", {}, {0: "c0", 2: "c2"}, {2: trained[2]})
+    assert again.released["privacy.clients.counts"].tolist() == [1, 1, 1]
+    assert again.released["privacy.sizes.counts"].tolist() == [0, 0, 0, 1]
+    assert again.released["privacy.clients.updates"].tolist() == [2, 1, 1]
+    assert again.released["privacy.sizes.updates"].tolist() == [0, 1, 1, 0]
+    assert not any(times.any() for times in ledger(1).released.values())
+    (tmp_path / "releases.json").write_text("[]")
+    with pytest.raises(UserError, match=r"releases.json is damaged .* is not known"):
+        ledger()
+
+
 # The others in `pytest -m slow`.
 SOME = ("fedavg", "scaffold", "fedpurel", "local")
 TRAINED = [
@@ -237,6 +375,6 @@ def test_any_method_goes_with_it(method: str) -> None:
     engine, server = make_engine(experiment), experiment.job.first_server()
     server, _ = run_round(experiment, server, engine)
     assert all(torch.isfinite(value).all() for value in server.params.values())
-    ledger = Ledger.of(experiment.run.privacy.value, server, experiment.job.cohort)
+    ledger = engine.ledger(server)
     assert ledger is not None
     assert (ledger.epsilon("updates") > 0) == (method not in ("local", "central"))

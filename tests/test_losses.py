@@ -297,6 +297,6 @@ def test_a_client_that_missed_the_labeling(
     experiment, server, clients = run(case, tmp_path / "run")
     check_learned(experiment, server, clients)
     visits = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
-    weights = {k: {v["weight"] for v in visits if v["client"] == k and v["pass"] == "train"} for k in range(5)}
+    weights = {k: {v["weight"] for v in visits if v["client"] == str(k) and v["pass"] == "train"} for k in range(5)}
     assert weights[0] == {0}
     assert any(0 not in weights[k] for k in range(1, 5))

@@ -30,6 +30,7 @@ from fedtailor.evaluation.metrics import (
 from fedtailor.remote.messages import EvaluateReply, decode, encode
 from fedtailor.report.comparison import comparison_table
 from fedtailor.report.tables import result_table
+from run_content import read
 
 GROUPS = Groups(np.array([0]), np.array([1, 2]), np.array([3]))
 
@@ -120,8 +121,9 @@ def test_many_clients_at_once_are_as_each_alone(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_row_of_a_record() -> None:
     """What goes into rounds.jsonl: plain JSON, metrics first."""
-    assert list(counted([0], [0]).row()) == [*METRICS, "worst", "per_class"]
-    assert counted([0], [0]).row()["per_class"] == [100, None, None, None]
+    row = counted([0], [0]).row("abcd")
+    assert list(row) == [*METRICS, "worst", "per_class"]
+    assert row["per_class"] == {"a": 100, "b": None, "c": None, "d": None}
 
 
 @pytest.mark.parametrize("values", [{}, {"overall": 50.0}, {**dict.fromkeys(METRICS), "price": 3.0}])
@@ -167,13 +169,13 @@ def test_a_new_metric_is_one_function_and_one_line(
         assert [row[part]["worst_class"] for row in lines] == [row[part]["worst_class"] for row in run.rounds]
         assert run.summary[part]["worst_class"] == round(lines[-1][part]["worst_class"], 4)
         assert run.summary["best"][part]["worst_class"] is not None
-    assert lines[-1]["global"]["worst_class"] == min(lines[-1]["global"]["per_class"])
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == run.summary
+    assert lines[-1]["global"]["worst_class"] == min(lines[-1]["global"]["per_class"].values())
+    assert read(tmp_path / "run" / "result.json") == run.summary
     assert [column.header for column in result_table(run.summary).columns][-1] == "worst class"
 
     both = fedtailor.compare(["promptfl"], small, out=tmp_path / "both", sort="worst_class")
     assert both.summary["rows"][1]["global"]["worst_class"]["mean"] == run.summary["global"]["worst_class"]
-    assert json.loads((tmp_path / "both" / "table.json").read_text()) == both.summary
+    assert read(tmp_path / "both" / "table.json") == both.summary
     assert "| balanced | worst class |" in (tmp_path / "both" / "table.md").read_text()
     console = Console(width=100)
     with console.capture() as capture:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedtailor
+from fedtailor.base.documents import sealed
 from fedtailor.base.errors import UserError
 from fedtailor.client.job import ClientState
 from fedtailor.core import LOCAL
@@ -26,6 +27,7 @@ from fedtailor.simulation.build import build
 from fedtailor.simulation.engine import make_engine
 from fedtailor.use.model_file import read_facts
 from fedtailor.use.pictures import Pictures
+from run_content import read
 from world import BRIEF, SMALL
 
 Settings = dict[str, Any]
@@ -193,8 +195,8 @@ def test_sites_have_names(small: Settings, pictures: Path, tmp_path: Path) -> No
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    note = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**note, **changes}))
+    note = read(folder / "model.json")
+    (folder / "model.json").write_bytes(sealed({**note, **changes}))
 
 
 def spoil_version(folder: Path) -> None:

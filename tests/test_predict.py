@@ -338,7 +338,7 @@ def test_evaluate(call: Call, run: Path, pictures: Path) -> None:
     for ours, theirs in (("tuned", "global"), ("zero_shot", "zero_shot")):
         assert {name: value and round(value, 4) for name, value in found[ours].items()} == result[theirs]
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-    assert [it["tuned"] for it in found["per_class"].values()] == rows[-1]["global"]["per_class"]
+    assert {name: it["tuned"] for name, it in found["per_class"].items()} == rows[-1]["global"]["per_class"]
 
 
 def test_evaluate_page(call: Call, run: Path, pictures: Path, tmp_path: Path) -> None:

@@ -11,19 +11,23 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from fedtailor.base.errors import UserError
+from fedtailor.base.errors import Note, UserError
 from fedtailor.client.codec import client_to_bytes, from_bytes, to_bytes
 from fedtailor.client.job import ClientState
 from fedtailor.core.types import OWN, Params
 from fedtailor.evaluation.metrics import Scores
 from fedtailor.remote import client as site_module
+from fedtailor.remote.audit import read_lines
 from fedtailor.remote.client import INVITATION, RemoteClient
 from fedtailor.remote.engine import NOT_NEEDED, Received
 from fedtailor.remote.messages import Refusal, decode, encode
+from fedtailor.remote.policy import ANYTHING
+from fedtailor.remote.refusal import Refused
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.build import Experiment
@@ -61,6 +65,11 @@ PAPERS: dict[str, Case] = {
     "the server has data of its own": ("capt", "coupled+class_prompt", {"data.server": 0.2}),
     "momentum is handed on": ("fedavg-released", "text_prompt", {}),
     "nothing is shared": ("local", "head", {}),
+    "pictures are hidden": (
+        "fedavg",
+        "head",
+        {"privacy": "gaussian", "privacy.unit": "picture", "privacy.generator": "seeded"},
+    ),
 }
 # For faults, what takes the least time.
 CASES: dict[str, Case] = {
@@ -112,6 +121,15 @@ def test_answers_in_any_order_give_the_same_bits_as_one_process(case: str, tmp_p
     away, near = there.made.evaluate(experiment, other), local.evaluate(experiment, server)
     assert (away.clients, away.shared) == (near.clients, near.shared)
     assert there.made.pseudo_labels(experiment) == local.pseudo_labels(experiment)
+
+
+def test_asked_the_same_after_a_crash_sites_answer_with_the_same_noise(tmp_path: Path) -> None:
+    """The server and all sites are started anew, and nothing of the first round was kept but the sites' secrets."""
+    experiment = world("fedavg", "head", privacy="gaussian")
+    first, again, elsewhere = (
+        server_to_bytes(next(RemoteWorld(experiment, tmp_path / folder).rounds())) for folder in ("a", "a", "b")
+    )
+    assert first == again != elsewhere
 
 
 def test_another_order_of_answers_changes_nothing(tmp_path: Path) -> None:
@@ -242,10 +260,10 @@ def test_gone_and_an_answer_at_once_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_an_old_request_that_comes_behind_newer_ones_disturbs_nothing(tmp_path: Path) -> None:
-    """Client 1 reads the second round's order in the fourth, when the state that it starts from is long forgotten."""
+    """Client 1 reads the second round's order in the fifth, when the state that it starts from is long forgotten."""
     more = {"rounds": 6, "fraction": 1.0, "plan.deadline": DEADLINE, "plan.quorum": 0.5}
     experiment = world("fedpurel", "head", **more)
-    there = RemoteWorld(experiment, tmp_path, [Fault(delayed(DEADLINE + 2.5), client=1, round=1)])
+    there = RemoteWorld(experiment, tmp_path, [Fault(delayed(DEADLINE + 3.5), client=1, round=1)])
     assert there.end() == here(experiment, (1, 1))
     assert set(there.dropped()) == {(1, 1)}
     refusals = [decode(a.data)[0] for a in there.transport.came if a.client == 1]
@@ -307,7 +325,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "garbage": (lambda data: b"\x00garbage" * 20, "a message of 160 bytes is cut short or not one of ours"),
     "cut short": (lambda data: data[:-7], "is cut short or not one of ours"),
     "nothing": (lambda data: b"", "a message of 0 bytes is cut short"),
-    "another kind": (lambda data: encode(Refusal(why="failed", text="out of memory")), "out of memory"),
+    "another kind": (lambda data: encode(Refusal(why="failed")), "something went wrong there"),
     "no message at all": (lambda data: to_bytes({"params": {}}, {"weight": 1}), "no message"),
     "a kind that is not known": (note(kind="threat"), "a message is not one of ours"),
     "a field is missing": (note(weight=...), "not one of ours.*weight: field required"),
@@ -459,12 +477,12 @@ def test_wrong_marks_are_no_score_and_the_run_goes_on(how: str, tmp_path: Path) 
     there = RemoteWorld(experiment, tmp_path / "sites", [Fault(says(change), client=1, round=0, kind="evaluate.test")])
     store = RunFolder.create(tmp_path / "run", experiment.run, {})
     first, second = there.train(store)
-    assert first.clients[1] is None
-    assert None not in (first.clients[0], second.clients[1])
+    assert first.clients["1"] is None
+    assert None not in (first.clients["0"], second.clients["1"])
     assert_matches(first.dropped["1"], why)
     assert second.dropped == {}
     lines = [json.loads(line) for line in (store.folder / "clients.jsonl").read_text().splitlines()]
-    assert [(v["round"], v["client"], v["pass"]) for v in lines if v["dropped"]] == [(1, 1, "evaluate")]
+    assert [(v["round"], v["client"], v["pass"]) for v in lines if v["dropped"]] == [(1, "1", "evaluate")]
 
 
 def test_records_say_who_was_dropped_and_why(tmp_path: Path) -> None:
@@ -580,6 +598,23 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_the_server_goes_back_to_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the sites, which have made the round after it too, have forgotten the states that it starts from."""
+    experiment = made("own")
+    there = RemoteWorld(experiment, tmp_path / "sites")
+    store = RunFolder.create(tmp_path / "run", experiment.run, {})
+    records = there.train(store)
+    assert [next(records).round for _ in range(3)] == [1, 2, 3]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "checkpoint", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(records)
+    flipped(tmp_path / "run" / "state" / "server-3.safetensors")
+    with pytest.warns(Note, match="going back to the checkpoint before it, after round 2"):
+        assert [record.round for record in there.train(store, resuming=True)] == [3, 4]
+    assert ended(there, store) == locally("own")
+
+
 @pytest.mark.parametrize(("harm", "told"), [(deleted, "not here"), (flipped, "damaged")])
 def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None], told: str, tmp_path: Path) -> None:
     experiment = made("own")
@@ -590,10 +625,10 @@ def test_a_lost_state_stops_the_run_until_it_is_back(harm: Callable[[Path], None
     path = there.states(1).path(2, there.made.clients[1].state_id)
     shutil.copy(path, tmp_path / "kept")
     harm(path)
-    with pytest.raises(
-        UserError, match=rf"client 1 has lost its state \(state 2 is {told}.*resume the run.*plan.lost=anew"
-    ):
+    with pytest.raises(UserError, match=r"client 1 has lost its state \(it does not.*resume the run.*plan.lost=anew"):
         list(records)
+    *_, last = read_lines(tmp_path / "sites" / "client-1" / "audit")
+    assert f"state 2 is {told}" in last.facts["detail"]
     with pytest.raises(UserError, match="client 1 has lost its state"):
         list(there.train(store, resuming=True))
     shutil.copy(tmp_path / "kept", path)
@@ -616,7 +651,7 @@ def test_a_client_without_its_state_may_begin_anew(harm: Callable[[Path], None],
     assert there.bits(other)[1] == {k: client_to_bytes(client) for k, client in sorted(local.clients.items())}
     assert there.made.clients[1].version == 2
     assert list(there.dropped()) == [(2, 1)]
-    assert there.dropped()[2, 1].startswith("began anew: state 2 is ")
+    assert there.dropped()[2, 1].startswith("began anew: it does not have the state")
     assert len([v for v in there.log if (v.round, v.client) == (2, 1) and not v.dropped]) == 1
 
 
@@ -633,8 +668,8 @@ def test_a_client_that_lost_its_state_before_a_test_begins_anew_in_that_round(tm
 
     there.transport.faults.append(Fault(loses, client=1, round=0, kind="evaluate.test", times=1))
     first = next(there.train(store))
-    assert first.dropped["1"].startswith("began anew: state 1 is not here")
-    assert first.clients[1] is not None
+    assert first.dropped["1"].startswith("began anew: it does not have the state")
+    assert first.clients["1"] is not None
     saved = store.resume()
     assert saved
     assert saved[1][1] == ClientState()
@@ -756,7 +791,7 @@ def test_another_version_is_refused_at_the_start_by_name(tmp_path: Path) -> None
     there = RemoteWorld(made(), tmp_path)
     engine = there.engine()
     engine.invitation = engine.invitation.model_copy(update={"version": "0.0.7"})
-    told = r"not all clients can take part in this run \(client 0: this client has .* the server 0.0.7; .*client 3: "
+    told = r"not all clients can take part in this run \(client 0: it has another version of fedtailor;.*client 3: "
     with pytest.raises(UserError, match=told):
         engine.open()
 
@@ -765,13 +800,11 @@ def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
     """Whatever the quorum: it would not be fit later either."""
     there = RemoteWorld(made(), tmp_path)
 
-    def make_session(invitation: object) -> site_module.Session:
-        raise UserError("there are no pictures of 'maple tree' here")
+    def make_session(invitation: object, run: object) -> site_module.Session:
+        raise Refused("pictures", "there are no pictures of 'maple tree' here")
 
-    there.transport.sites[2] = RemoteClient(tmp_path / "client-2", make_session)
-    with pytest.raises(
-        UserError, match=r"not all clients can take part in this run \(client 2: there are no pictures of"
-    ):
+    there.transport.sites[2] = RemoteClient(tmp_path / "client-2", make_session, ANYTHING, "here")
+    with pytest.raises(UserError, match=r"not all clients can take part in this run \(client 2: its pictures cannot"):
         there.engine().open()
 
 
@@ -816,7 +849,7 @@ def test_a_site_that_lost_its_invitation_is_told_again(harm: Callable[[Path], No
 
 @pytest.mark.parametrize("kinds", [["train.pass"], ["train.pass", "query.invite"]])
 def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_path: Path) -> None:
-    stranger = says(lambda data: encode(Refusal(why="unknown-run", text="who?")))
+    stranger = says(lambda data: encode(Refusal(why="unknown-run")))
     there = RemoteWorld(made(), tmp_path)
     rounds = there.rounds()
     next(rounds)
@@ -829,7 +862,7 @@ def test_a_site_that_is_always_a_stranger_holds_up_nobody(kinds: list[str], tmp_
 
 
 def test_a_site_that_is_always_a_stranger_to_the_invitation_is_not_ready(tmp_path: Path) -> None:
-    stranger = says(lambda data: encode(Refusal(why="unknown-run", text="who?")))
+    stranger = says(lambda data: encode(Refusal(why="unknown-run")))
     there = RemoteWorld(made(quorum=1.0), tmp_path, [Fault(stranger, client=1, kind=None)])
     with pytest.raises(UserError, match=r"only 3 of 4 clients are ready \(client 1: it asks for the same again"):
         there.engine().open()
@@ -857,7 +890,7 @@ def test_a_full_disk_at_a_site_drops_it_and_harms_nothing(tmp_path: Path, monkey
     write = site_module.write_atomic
     monkeypatch.setattr(site_module, "write_atomic", full)
     next(rounds)
-    assert there.dropped() == {(1, 1): "[Errno 28] No space left on device"}
+    assert there.dropped() == {(1, 1): "its disk is full"}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     monkeypatch.setattr(site_module, "write_atomic", write)
     *_, server = rounds

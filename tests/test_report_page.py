@@ -15,6 +15,7 @@ import pytest
 
 import fedtailor
 from conftest import Call
+from fedtailor.base.documents import sealed
 from fedtailor.base.errors import UserError
 from fedtailor.evaluation.metrics import METRICS
 from fedtailor.report.comparison import blocks, difference_blocks
@@ -24,6 +25,7 @@ from fedtailor.report.page.side_by_side import leading
 from fedtailor.runs.page import read_page
 from fedtailor.runs.predictions import read_predictions
 from pages import CLASSES, SITES, Page, numbers, shown
+from run_content import read
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:
@@ -70,9 +72,9 @@ def test_classes(page: Page, strange: Path) -> None:
     assert numbers(page.column("run-1-classes", "test")) == [8.0, 8.0, 8.0]
     for part in ("global", "personal"):
         after = numbers(page.column("run-1-classes", f"{part} tuned"))
-        assert after == shown([last[part]["per_class"][c] for c in order])
+        assert after == shown([last[part]["per_class"][data["classes"][c]] for c in order])
         before = numbers(page.column("run-1-classes", f"{part} zero-shot"))
-        assert before == shown([data["zero_shot"][part]["per_class"][c] for c in order])
+        assert before == shown([data["zero_shot"][part]["per_class"][data["classes"][c]] for c in order])
 
 
 def test_sites(page: Page, strange: Path) -> None:
@@ -80,7 +82,9 @@ def test_sites(page: Page, strange: Path) -> None:
     data, last = json.loads((strange / "one" / "data.json").read_text()), rounds(strange / "one")[-1]
     assert page.column("run-1-sites", "client") == data["clients"] == sorted(SITES)
     assert numbers(page.column("run-1-sites", "train")) == [float(sum(row)) for row in data["counts"]]
-    assert numbers(page.column("run-1-sites", "own model")) == shown(last["clients"])
+    assert numbers(page.column("run-1-sites", "own model")) == shown(
+        [last["clients"][name] for name in data["clients"]]
+    )
     assert page.column("run-1-sites", "rounds") == ["2", "2"]
     said = read_predictions(strange / "one")
     assert said is not None
@@ -170,34 +174,31 @@ def stopped(folder: Path, to: Path, *without: str) -> Path:
 
 def test_unfinished(strange: Path, tmp_path: Path) -> None:
     """A page of what there is, which says so; a line that is just being written does not count."""
-    folder = stopped(strange / "one", tmp_path / "run")
+    folder = stopped(strange / "one", tmp_path / "run", "checkpoint.json")
     log = folder / "rounds.jsonl"
     log.write_text(log.read_text().splitlines()[0] + '\n{"round": 2, "glo')
     page = page_of(folder)
     assert "This run is not finished: 1 of 2 rounds" in page.text("section", id="run-1-notes")
     row = rounds(strange / "one")[0]
-    assert numbers(page.column("run-1-sites", "own model")) == shown(row["clients"])
+    assert numbers(page.column("run-1-sites", "own model")) == shown([row["clients"][name] for name in sorted(SITES)])
     assert f"{row['global']['overall']:.2f} %" in page.text("section", id="run-1-summary")
     assert "run-1-confusion" not in page.ids()
 
 
 def test_nothing_but_settings(strange: Path, tmp_path: Path) -> None:
-    """A run that was ended before its first round, and an old folder without names."""
+    """A run that was ended before its first round."""
     page = page_of(stopped(strange / "one", tmp_path / "begun", "rounds.jsonl", "data.json"))
     assert "not finished: 0 of 2 rounds" in page.text("main")
     assert "run-1-curves" not in page.ids()
-    old = stopped(strange / "one", tmp_path / "old", "data.json")
-    assert page_of(old).column("run-1-classes", "class") == ["0", "1", "2"]
+    assert page.column("run-1-sites", "client") == ["0", "1"]
 
 
 def test_notes(strange: Path, tmp_path: Path) -> None:
     """Who never took part, by name; what was noted; what was left out."""
     folder = shutil.copytree(strange / "one", tmp_path / "run")
-    result = json.loads((folder / "result.json").read_text())
-    changed = {**result, "never_took_part": [1], "notes": ["<b>a note</b>"]}
-    (folder / "result.json").write_text(json.dumps(changed))
-    data = json.loads((folder / "data.json").read_text())
-    (folder / "data.json").write_text(json.dumps({**data, "broken": 3}))
+    changed = {**read(folder / "result.json"), "never_took_part": sorted(SITES)[1:], "notes": ["<b>a note</b>"]}
+    (folder / "result.json").write_bytes(sealed(changed))
+    (folder / "data.json").write_bytes(sealed({**read(folder / "data.json"), "broken": 3}))
     told = page_of(folder).text("section", id="run-1-notes")
     assert f"1 client(s) never took part ({sorted(SITES)[1]})" in told
     assert "<b>a note</b>" in told

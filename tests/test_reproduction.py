@@ -27,6 +27,7 @@ from fedtailor.runs.table_recipe import SCALES, Cell, catalogue, names, read
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
+from run_content import read as opened
 from tiny import RESNET
 from world import world
 
@@ -328,13 +329,13 @@ def test_a_table_of_each_paper(name: str, wanted: tuple[str, set[str]], call: Ca
     answer = call("reproduce", name, "--scale", "smoke", "--cells", which, "--out", str(out), "-q")
     assert answer.code == 0, answer.err
     folder = out / name / "smoke"
-    summary = json.loads((folder / "table.json").read_text())
+    summary = opened(folder / "table.json")
     (found,) = [one for one in summary["cells"] if one["cell"] == which]
     assert found["kind"] == "smoke"
     assert {number["metric"] for number in found["numbers"]} == metrics
     assert [number["published"] for number in found["numbers"]] == list(cell(name, which).published)
     assert all(0 < number["measured"] < 100 and number["difference"] is None for number in found["numbers"])
-    result = json.loads(Path(found["runs"][0], "result.json").read_text())
+    result = opened(Path(found["runs"][0], "result.json"))
     for number in found["numbers"]:
         part, _, metric = number["metric"].partition(".")
         assert number["measured"] == result[part][metric]

@@ -45,5 +45,5 @@ def test_a_run_that_ends_with_a_personal_phase(small: dict[str, Any]) -> None:
 
 def test_balanced() -> None:
     """Classes count the same, and only those that have test pictures."""
-    assert balanced({"per_class": [100.0, None, 50.0]}) == 75
-    assert balanced({"per_class": [None]}) is None
+    assert balanced({"per_class": {"oak": 100.0, "elm": None, "ash": 50.0}}) == 75
+    assert balanced({"per_class": {"oak": None}}) is None

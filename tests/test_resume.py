@@ -13,7 +13,7 @@ import pytest
 
 import fedtailor
 from fedtailor.base.errors import UserError
-from fedtailor.runs.folder import LOGS
+from run_content import content
 
 ROUNDS = 4
 # When a run is killed, and the round of the checkpoint that it leaves behind.
@@ -50,7 +50,7 @@ def die():
 
 def arm(moment):
     seen = {"checkpoint.json": 0, "state": 0, "rounds.jsonl": 0, "steps": 0}
-    write, append, step = run_folder.write_atomic, RunFolder.append, LocalEngine.step
+    write, whole, append, step = run_folder.write_atomic, run_folder.write_whole, RunFolder.append, LocalEngine.step
 
     def new_write(path, data):
         name = path.name
@@ -60,14 +60,17 @@ def arm(moment):
             seen[name] += 1
             if moment == "before the first checkpoint" or (moment == "before the checkpoint" and seen[name] == 3):
                 die()
-        if name.startswith("client-"):
-            seen["state"] += 1
-            if moment == "while a state file is written" and seen["state"] == 3:
-                path.with_name(name + ".part").write_bytes(data[: len(data) // 2])
-                die()
         write(path, data)
         if name == "checkpoint.json" and moment == "after the checkpoint" and seen[name] == 3:
             die()
+
+    def new_whole(path, data):
+        if path.name.startswith("client-"):
+            seen["state"] += 1
+            if moment == "while a state file is written" and seen["state"] == 3:
+                path.with_name(path.name + ".part").write_bytes(data[: len(data) // 2])
+                die()
+        whole(path, data)
 
     def new_append(self, log, rows):
         rows = list(rows)
@@ -91,6 +94,7 @@ def arm(moment):
         return step(self, pass_, k, task)
 
     run_folder.write_atomic = execute.write_atomic = new_write
+    run_folder.write_whole = new_whole
     RunFolder.append, LocalEngine.step = new_append, new_step
 
 settings, folder, moments = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -152,23 +156,6 @@ def killed(settings: dict[str, Any], straight: Path, tmp_path_factory: pytest.Te
 def checkpoint_round(folder: Path) -> int | None:
     path = folder / "checkpoint.json"
     return json.loads(path.read_text())["round"] if path.exists() else None
-
-
-def content(folder: Path) -> dict[str, Any]:
-    """All that a run folder holds, but for times and memory."""
-
-    def rows(log: str) -> list[dict[str, Any]]:
-        lines = (folder / log).read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k not in {"seconds", "peak_rss_mb"}} for line in lines]
-
-    summary = json.loads((folder / "result.json").read_text())
-    return {
-        "run": (folder / "run.toml").read_bytes(),
-        **{log: rows(log) for log in LOGS},
-        "state": {p.name: p.read_bytes() for p in (folder / "state").iterdir()},
-        "summary": {k: v for k, v in summary.items() if k not in {"seconds", "peak_rss_mb", "run_dir"}},
-        "files": sorted(p.name for p in folder.iterdir()),
-    }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +18,10 @@ from fedtailor.client.job import ClientState, Task
 from fedtailor.client.step import client_step
 from fedtailor.core.types import Params
 from fedtailor.data.paper import AS_CLIP
+from fedtailor.data.pictures import BrokenPicture
 from fedtailor.remote import client as site_module
-from fedtailor.remote.client import DIGEST, INVITATION, Refused, RemoteClient, Session, StateFiles
+from fedtailor.remote.audit import read_lines
+from fedtailor.remote.client import DIGEST, INVITATION, MakeSession, RemoteClient, Session, StateFiles
 from fedtailor.remote.messages import (
     EvaluateRequest,
     Invitation,
@@ -32,6 +33,9 @@ from fedtailor.remote.messages import (
     decode,
     encode,
 )
+from fedtailor.remote.policy import ANYTHING
+from fedtailor.remote.refusal import Refused
+from fedtailor.settings.run import Run
 from test_visit import SECRET, NoData, job
 
 RUN, OTHER = "a" * 32, "b" * 32
@@ -50,9 +54,13 @@ def invitation(**more: Any) -> Invitation:
     return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 
-def make_session(invitation: Invitation) -> Session:
+def make_session(invitation: Invitation, run: Run) -> Session:
     tests: Any = SimpleNamespace(labels=range(5))
-    return Session(invitation.client, job(), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
+    return Session(invitation.client, replace(job(), rounds=9), NoData(), tests, None, threads=1)  # type: ignore[arg-type]
+
+
+def a_site(folder: Path, make_session: MakeSession = make_session) -> RemoteClient:
+    return RemoteClient(folder, make_session, ANYTHING, "here")
 
 
 def request(n: int, version: int = 0, state_id: str = "", pass_: str = "recalling", **more: Any) -> PassRequest:
@@ -62,7 +70,7 @@ def request(n: int, version: int = 0, state_id: str = "", pass_: str = "recallin
 
 @pytest.fixture
 def site(tmp_path: Path) -> RemoteClient:
-    site = RemoteClient(tmp_path, make_session)
+    site = a_site(tmp_path)
     assert read(site.handle(encode(invitation()))) == Ready(samples=3, tests=5)
     return site
 
@@ -77,13 +85,22 @@ def sent(site: RemoteClient, message: Message) -> Message:
 
 
 def refused(site: RemoteClient, message: Message) -> tuple[str, str]:
+    """The code that leaves, and what it was about, which stays: the last line of the site's log has it."""
     answer = sent(site, message)
     assert isinstance(answer, Refusal)
-    return answer.why, answer.text
+    *_, last = read_lines(site.folder / "audit")
+    assert last.facts["detail"] not in answer.text
+    assert last.facts["why"] == answer.why
+    return answer.why, last.facts["detail"]
 
 
 def files(site: RemoteClient, run: str = RUN) -> list[str]:
     return sorted(path.name for path in (site.folder / run).iterdir() if path.name != INVITATION)
+
+
+def kept(folder: Path) -> set[str]:
+    """In a site's folder, but for what it writes of itself."""
+    return {path.name for path in folder.iterdir()} - {"audit", "spent.json"}
 
 
 def test_a_request_is_a_client_step(site: RemoteClient) -> None:
@@ -216,13 +233,14 @@ def test_no_message_reaches_another_folder(data: bytes, site: RemoteClient) -> N
     before = sorted(str(path) for path in site.folder.parent.rglob("*"))
     answer = read(site.handle(data))
     assert isinstance(answer, Refusal)
-    assert answer.why == "failed"
-    assert "string should match pattern" in answer.text
+    assert answer.why == "unreadable"
+    *_, last = read_lines(site.folder / "audit")
+    assert "string should match pattern" in last.facts["detail"]
     assert sorted(str(path) for path in site.folder.parent.rglob("*")) == before
 
 
 def test_a_message_for_another_client_is_refused(site: RemoteClient) -> None:
-    told = ("failed", "a message for client 1 came to client 3")
+    told = ("unreadable", "a message for client 1 came to client 3")
     assert refused(site, request(1, client=1)) == told
     assert refused(site, EvaluateRequest(run=RUN, client=1, request_id="00000000-1", version=0, state_id="")) == told
     assert files(site) == []
@@ -232,36 +250,38 @@ def test_a_message_for_another_client_is_refused(site: RemoteClient) -> None:
     "message",
     [
         Ready(samples=1, tests=1),
-        Refusal(why="lost-state", text="so am I"),
+        Refusal(why="lost-state"),
         PassReply(run=RUN, client=ME, request_id="00000000-1", version=1, samples=3, seconds=1.0, weight=1.0),
     ],
 )
 def test_what_only_a_server_should_get_is_refused(message: Message, site: RemoteClient) -> None:
-    assert refused(site, message) == ("failed", "this message is not for clients")
+    assert refused(site, message) == ("unreadable", f"a {message.kind} is not for clients")
 
 
 @pytest.mark.parametrize("data", [b"", b"?", b"\xff" * 300, encode(request(1), params=DOWN, inbox={})[:-1]])
 def test_garbage_is_refused_and_the_site_lives_on(data: bytes, site: RemoteClient) -> None:
     answer = read(site.handle(data))
     assert isinstance(answer, Refusal)
-    assert "not one of ours" in answer.text
+    assert answer.why == "unreadable"
     assert isinstance(sent(site, request(1)), PassReply)
 
 
 @pytest.mark.parametrize(
-    ("pass_", "told"),
+    ("pass_", "code", "told"),
     [
-        ("complaining", "Odd.complaining, client 3, round 6: this will not do"),
-        ("failing", "ZeroDivisionError: oh"),
-        ("diverged", "g is no longer finite"),
-        ("nothing", "there is no pass 'nothing' here"),
+        ("complaining", "failed", "Odd.complaining, client 3, round 6: this will not do"),
+        ("failing", "failed", "ZeroDivisionError: oh"),
+        ("diverged", "diverged", "g is no longer finite"),
+        ("nothing", "beyond", "there is no pass 'nothing' here"),
     ],
 )
-def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: str, site: RemoteClient) -> None:
+def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(
+    pass_: str, code: str, told: str, site: RemoteClient
+) -> None:
     sent(site, request(1))
     before = (site.folder / RUN / "state-1-00000000-1").read_bytes()
     why, text = refused(site, request(2, 1, "00000000-1", pass_))
-    assert (why, told in text) == ("failed", True)
+    assert (why, told in text) == (code, True)
     assert files(site) == ["state-1-00000000-1"]
     assert (site.folder / RUN / "state-1-00000000-1").read_bytes() == before
 
@@ -270,61 +290,61 @@ def test_a_pass_that_fails_is_told_and_leaves_the_state_alone(pass_: str, told: 
 
 
 def test_a_site_that_was_not_told_of_a_run_does_not_know_it(tmp_path: Path) -> None:
-    assert refused(RemoteClient(tmp_path, make_session), request(1)) == (
-        "unknown-run",
-        "this client has no invitation to the run",
-    )
-    assert list(tmp_path.iterdir()) == []
+    assert refused(a_site(tmp_path), request(1)) == ("unknown-run", "this client has no invitation to the run")
+    assert kept(tmp_path) == set()
 
 
 def test_a_site_started_anew_goes_on_by_its_kept_invitation(site: RemoteClient) -> None:
     """It furnishes its session once, however many messages come."""
     seen: list[Invitation] = []
 
-    def counting(invitation: Invitation) -> Session:
+    def counting(invitation: Invitation, run: Run) -> Session:
         seen.append(invitation)
-        return make_session(invitation)
+        return make_session(invitation, run)
 
     sent(site, request(1))
-    anew = RemoteClient(site.folder, counting)
+    anew = a_site(site.folder, counting)
     assert isinstance(sent(anew, request(2, 1, "00000000-1")), PassReply)
     assert isinstance(sent(anew, request(3, 1, "00000000-1")), PassReply)
     assert seen == [invitation()]
 
 
 def test_another_version_is_unfit(tmp_path: Path) -> None:
-    why, text = refused(RemoteClient(tmp_path, make_session), invitation(version="0.0.7"))
-    assert why == "unfit"
-    assert text == f"this client has fedtailor {__version__}, the server 0.0.7; install the same on both"
-    assert list(tmp_path.iterdir()) == []
+    why, text = refused(a_site(tmp_path), invitation(version="0.0.7"))
+    assert why == "version"
+    assert text == f"this client has fedtailor {__version__}, the server 0.0.7"
+    assert kept(tmp_path) == set()
 
 
 def test_a_kept_invitation_of_another_version_is_unfit_too(site: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """fedtailor was updated between two starts."""
     monkeypatch.setattr(site_module, "__version__", "99.0")
-    assert refused(RemoteClient(site.folder, make_session), request(1))[0] == "unfit"
+    assert refused(a_site(site.folder), request(1))[0] == "version"
 
 
 def test_what_the_site_cannot_do_is_unfit_and_what_went_wrong_is_failed(tmp_path: Path) -> None:
-    def raising(error: Exception) -> Callable[[Invitation], Session]:
-        def make_session(invitation: Invitation) -> Session:
+    def raising(error: Exception) -> MakeSession:
+        def make_session(invitation: Invitation, run: Run) -> Session:
             raise error
 
         return make_session
 
-    assert refused(RemoteClient(tmp_path, raising(UserError("no pictures"))), invitation()) == ("unfit", "no pictures")
-    assert refused(RemoteClient(tmp_path, raising(OSError(5, "I/O error"))), invitation()) == (
-        "failed",
-        "[Errno 5] I/O error",
-    )
-    assert list(tmp_path.iterdir()) == []
+    broken = BrokenPicture(Path("patient-0417.png"), "not a picture")
+    for error, told in (
+        (UserError("no such layer"), ("settings", "no such layer")),
+        (Refused("pictures", "no pictures"), ("pictures", "no pictures")),
+        (broken, ("pictures", str(broken))),
+        (OSError(5, "I/O error"), ("failed", "[Errno 5] I/O error")),
+    ):
+        assert refused(a_site(tmp_path, raising(error)), invitation()) == told
+    assert kept(tmp_path) == set()
 
 
 @pytest.mark.parametrize("data", [b"", b"?", encode(invitation(run=OTHER)), encode(Ready(samples=1, tests=1))])
 def test_an_invitation_that_cannot_be_read_is_as_good_as_none(data: bytes, site: RemoteClient) -> None:
     """It will be sent again."""
     (site.folder / RUN / INVITATION).write_bytes(data)
-    anew = RemoteClient(site.folder, make_session)
+    anew = a_site(site.folder)
     assert refused(anew, request(1))[0] == "unknown-run"
     sent(anew, invitation())
     assert isinstance(sent(anew, request(1)), PassReply)
@@ -341,7 +361,8 @@ def test_a_full_disk_leaves_nothing_half_done(site: RemoteClient, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        assert refused(site, request(2, 1, "00000000-1")) == ("failed", "[Errno 28] No space left on device")
+        with pytest.raises(OSError, match="No space left"):
+            sent(site, request(2, 1, "00000000-1"))  # not even a line about a refusal fits
         assert files(site) == ["state-1-00000000-1"]
     assert isinstance(sent(site, request(3, 1, "00000000-1")), PassReply)
 

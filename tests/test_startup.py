@@ -106,6 +106,7 @@ def test_a_stranger(start: Start, first: Seen) -> None:
         "data split",
         "flower status",
         "flower run",
+        "flower log",
     ],
 )
 def test_help_loads_nothing(start: Start, words: str) -> None:

@@ -68,13 +68,15 @@ def tracked(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_numbers_by_name() -> None:
     row = {
         "round": 4,
-        "cohort": [1, 2],
-        "global": {"overall": 50.0, "tail": None, "per_class": [1.0]},
+        "cohort": ["Ulm", "Bonn"],
+        "global": {"overall": 50.0, "tail": None, "per_class": {"oak": 1.0}},
+        "clients": {"Bonn": 50.0, "Ulm": None},
         "bytes_up": 12,
-        "dropped": {"1": "late"},
-        "diagnostics": {"drift": {"mean": 0.5, "done": True}},
+        "dropped": {"Ulm": "late"},
+        "diagnostics": {"drift": {"mean": 0.5, "done": True, "clients": 2}, "clusters": {"similar": {"Bonn": 0}}},
     }
-    assert numbers(row) == {"global/overall": 50.0, "bytes_up": 12.0, "diagnostics/drift/mean": 0.5}
+    found = {"global/overall": 50.0, "bytes_up": 12.0, "diagnostics/drift/mean": 0.5, "diagnostics/drift/clients": 2.0}
+    assert numbers(row) == found
 
 
 def test_every_round_is_sent_once(tracked: tuple[Path, Listed]) -> None:

@@ -210,7 +210,8 @@ def test_while_it_runs(browser: TestClient, root: Path) -> None:
     """What is new is sent, and nothing if nothing is; a run that has ended is not asked about again."""
     log = root / "one" / "rounds.jsonl"
     first, second = log.read_text().splitlines(keepends=True)
-    (root / "one" / "result.json").unlink()
+    for name in ("result.json", "checkpoint.json"):
+        (root / "one" / name).unlink()
     log.write_text(first)
     with FolderLock(root / "one"):
         page = Page(browser.get("/run/one").text)

@@ -126,7 +126,7 @@ def test_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a hub id is not fetched, or fetches pickles too."""
     asked = {}
 
-    def snapshot(name: str, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked[name] = allow_patterns
         return str(folder)
 
@@ -151,7 +151,7 @@ def refused(name: Path | str, *words: str) -> None:
 def test_hub_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: without a network the user gets a trace instead of a sentence."""
 
-    def offline(name: str, allow_patterns: list[str]) -> str:
+    def offline(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         raise OSError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)

@@ -73,10 +73,11 @@ def test_zero_shot_labels() -> None:
     for name, classes in experiment.groups.items():
         of = np.isin(truths, classes)
         assert found[name]["accuracy"] == pytest.approx(100 * np.mean((said == truths)[of]))
-    for share, client in zip(experiment.federation.shares, found["clients"], strict=True):
+    for share, client in zip(experiment.federation.shares, found["clients"].values(), strict=True):
         assert client["accuracy"] == pytest.approx(100 * np.mean((said == truths)[share.train]))
         assert client["samples"] == len(share.train)
-    assert len({client["accuracy"] for client in found["clients"]}) > 1
+    assert list(found["clients"]) == [str(k) for k in range(CLIENTS)]
+    assert len({client["accuracy"] for client in found["clients"].values()}) > 1
 
 
 def test_truths_that_nobody_has() -> None:
@@ -99,8 +100,8 @@ def test_every_record_and_the_summary() -> None:
     assert rows[-1]["pseudo"]["coverage"] == pytest.approx(100 * rows[-1]["pseudo"]["labelled"] / 45)
     score = next(iter(train(experiment))).shared
     assert score is not None
-    summary = summarise(experiment.run, (score, score), rows, None, 1.0, 1.0, "local")
+    summary = summarise(experiment, (score, score), rows, None, 1.0, 1.0)
     assert summary["pseudo_labels"] == rows[-1]["pseudo"]
     given = [record.row() for record in train(world("fedavg", "text_prompt"))]
     assert all(row["pseudo"] is None for row in given)
-    assert summarise(experiment.run, (score, score), [], None, 1.0, 1.0, "local")["pseudo_labels"] is None
+    assert summarise(experiment, (score, score), [], None, 1.0, 1.0)["pseudo_labels"] is None

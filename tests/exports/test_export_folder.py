@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 import fedtailor
@@ -96,21 +97,22 @@ def test_an_existing_folder_is_refused(call: Call, promptfl: str, tmp_path: Path
     assert {path.name for path in tmp_path.rglob("*")} == {"out", "letter", "file"}
 
 
-@pytest.mark.parametrize("fault", ["write", "answer"])
+@pytest.mark.parametrize("fault", ["write", "save", "answer"])
 def test_whole_or_not_at_all(promptfl: str, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a folder stays that is half written, or one that answers otherwise than fedtailor is let through."""
 
     def full(self: ClassifierMatrix, folder: Path) -> None:
         (folder / "half").write_text("half")
-        raise OSError("No space left on device")
+        raise (OSError if fault == "write" else SafetensorError)("No space left on device")
 
     right = ClassifierMatrix.answer
 
     def wrong(self: ClassifierMatrix, folder: Path, pixels: Tensor) -> Tensor:
         return right(self, folder, pixels) + 1e-2
 
-    monkeypatch.setattr(ClassifierMatrix, fault, full if fault == "write" else wrong)
-    why = {"write": "nothing is kept: No space left", "answer": "logits differ by .* more than 0.0001"}
+    monkeypatch.setattr(ClassifierMatrix, *(("answer", wrong) if fault == "answer" else ("write", full)))
+    space = "nothing is kept: No space left"
+    why = {"write": space, "save": space, "answer": "logits differ by .* more than 0.0001"}
     with pytest.raises(UserError, match=why[fault]):
         fedtailor.export(promptfl, "classifier", tmp_path / "out")
     assert not list(tmp_path.iterdir())

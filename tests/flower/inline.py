@@ -13,8 +13,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.client.job import ClientState
 from fedtailor.flower.messages import GridTransport, client_app
-from fedtailor.remote.client import RemoteClient, simulated_session
+from fedtailor.remote.client import Order, RemoteClient, Session, simulated_session
 from fedtailor.remote.engine import RemoteEngine, run_id
+from fedtailor.remote.messages import Invitation
+from fedtailor.remote.policy import ANYTHING
 from fedtailor.simulation.build import Experiment
 
 
@@ -66,12 +68,14 @@ class InlineGrid(Grid):
 
 
 def inline_app(experiment: Experiment, folder: Path) -> ClientApp:
+    def make_session(invitation: Invitation, run: object) -> Session:
+        return simulated_session(experiment, invitation.client)
+
     sites = {
-        k: RemoteClient(folder / f"client-{k}", lambda invitation: simulated_session(experiment, invitation.client))
-        for k in range(experiment.run.clients)
+        k: RemoteClient(folder / f"client-{k}", make_session, ANYTHING, "here") for k in range(experiment.run.clients)
     }
 
-    def reply(kind: str, data: bytes, context: Context) -> bytes:
+    def reply(kind: str, data: Order, context: Context) -> bytes:
         who = int(context.node_config["partition-id"])
         return str(who).encode() if kind == "query.who" else sites[who].handle(data)
 

@@ -14,8 +14,6 @@ from flwr.app import Context
 import fedtailor.flower.client as client
 import fedtailor.remote.client as site_module
 from fedtailor.flower.messages import client_app
-from fedtailor.flower.sites import site_session
-from fedtailor.remote.client import RemoteClient
 from fedtailor.remote.messages import PassReply, PassRequest, decode, encode
 
 ROUND = 1  # counted from 0
@@ -43,7 +41,7 @@ def spoil(reply: bytes, fault: str, before: list[bytes]) -> bytes:
 
 
 def main(home: client.SiteFolder, data: str, fault: str) -> None:
-    site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data))
+    site = client.open_site(home.folder, client.find_policy(home.folder), data, server=home.known_as)
     before: list[bytes] = []
     mark = home.folder / "fault.done"  # once in its life
     if fault == "version":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,14 @@ from inline import inline_engine
 from fedtailor.base.errors import UserError
 from fedtailor.base.files import FolderLock, is_locked, write_atomic
 from fedtailor.cli.arguments import run_of
-from fedtailor.flower.client import SiteFolder, run_client
+from fedtailor.flower.app import reply
+from fedtailor.flower.client import SiteFolder, find_policy, run_client
 from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.messages import GridTransport
 from fedtailor.flower.status import collect, state_of
+from fedtailor.remote.messages import Refusal, decode
+from fedtailor.remote.policy import SitePolicy
 from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -112,6 +117,45 @@ def test_a_sites_folder(deployment: Deployment, tmp_path: Path) -> None:
         SiteFolder.open(deployment.root / "clients" / "client-1", 2)
     with pytest.raises(UserError, match="there are no images"):
         run_client(SiteFolder.open(deployment.root, 0), f"folder:{tmp_path / 'nowhere'}")
+
+
+def test_a_sites_policy(deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The one that is given, else the one that init handed out; without any, the defaults, and it says so."""
+    home = deployment.root / "clients" / "client-1"
+    assert find_policy(home) == SitePolicy()
+    (tmp_path / "mine.toml").write_text("rounds = 7")
+    assert find_policy(home, tmp_path / "mine.toml").rounds == 7
+    assert "keeps to" not in caplog.text
+    assert find_policy(tmp_path) == SitePolicy()
+    assert "keeps to the default policy" in caplog.text
+    (home / "policy.toml").write_text("rounds = many")
+    for policy in (None, tmp_path / "nowhere.toml"):
+        with pytest.raises(UserError, match="is not a readable policy"):
+            run_client(SiteFolder.open(home), f"folder:{tmp_path}", policy=policy)
+
+
+def test_flowers_own_command_tells_the_server_nothing_of_a_site(tmp_path: Path, deployment: Deployment) -> None:
+    """Flower sends the text of an exception up; here that is one sentence, whatever it was."""
+    home = deployment.root / "clients" / "client-1"
+    (home / "policy.toml").write_text("rounds = many")
+    for config in ({}, {"home": str(home), "data": f"folder:{tmp_path}"}):
+        context: Any = SimpleNamespace(node_config=config)
+        with pytest.raises(UserError) as told:
+            reply("train.pass", b"", context)
+        assert str(told.value) == "this site did not reply; its own log says why"
+    (home / "policy.toml").unlink()
+    assert decode(reply("train.pass", b"", context))[0] == Refusal(why="unreadable")
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+def test_a_site_knows_whom_it_replies_to(deployment: Deployment) -> None:
+    home = SiteFolder.open(deployment.root, 1)
+    told = subprocess.run(
+        ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", home.folder / "ca.pem"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    known = "SHA256:" + told.strip().partition("=")[2].replace(":", "").lower()
+    assert home.known_as == f"127.0.0.1:19192, certified by {known}"
 
 
 class Nodes:

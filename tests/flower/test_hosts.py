@@ -109,6 +109,6 @@ def test_a_cable_is_pulled_for_good(there: Hosts) -> None:
     there.cable(2, "down")
     try:
         there.finished("cut")
-        assert [list(row["dropped"]) for row in there.rows("cut")][-1] == ["2"]
+        assert [list(row["dropped"]) for row in there.rows("cut")][-1] == ["client-2"]
     finally:
         there.cable(2, "up")

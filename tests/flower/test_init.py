@@ -30,7 +30,16 @@ from fedtailor.flower import pki
 from fedtailor.flower.init import add_client, init, read, renew
 
 HOSTS = ("fed.example.org", "192.0.2.7", "2001:db8::7")
-SITE = {"README.md", "ca.pem", "client.key", "client.pub", "compose.yaml", "fedtailor-client.service", "site.toml"}
+SITE = {
+    "README.md",
+    "ca.pem",
+    "client.key",
+    "client.pub",
+    "compose.yaml",
+    "fedtailor-client.service",
+    "policy.toml",
+    "site.toml",
+}
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -118,12 +127,12 @@ def test_private_from_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a.key.part").touch(0o666)
     seen: list[int] = []
 
-    def watched(number: int, mode: str) -> Any:
+    def watched(number: int, data: Any) -> int:
         seen.extend(path.stat().st_mode & 0o777 for path in tmp_path.iterdir())
-        return fdopen(number, mode)
+        return write(number, data)
 
-    fdopen = os.fdopen
-    monkeypatch.setattr(os, "fdopen", watched)
+    write = os.write
+    monkeypatch.setattr(os, "write", watched)
     write_atomic(tmp_path / "a.key", b"secret", private=True)
     assert seen == [0o600]
     assert contents(tmp_path) == {"a.key": b"secret"}

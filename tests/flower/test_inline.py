@@ -6,20 +6,28 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 from inline import inline_engine
 
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.core.types import OWN
-from fedtailor.flower.messages import PIECE, unwrap, wrap
+from fedtailor.flower.messages import PIECE, client_app, unwrap, wrap
+from fedtailor.flower.supernode import limited
+from fedtailor.flower.worker import check_kinds
 from fedtailor.methods import METHODS
+from fedtailor.remote.audit import read_lines
 from fedtailor.remote.client import StateFiles
+from fedtailor.remote.messages import Refusal, decode
 from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
+from remote import RemoteWorld
 from world import combinations, world
 
 FIRST = dict(reversed(combinations()))
@@ -58,6 +66,56 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
     else:
         assert away.shared == near.shared
     assert flower.pseudo_labels(there) == local.pseudo_labels(here)
+
+
+def test_a_letter_that_is_too_long_is_not_put_together(tmp_path: Path) -> None:
+    """The site says so, and its log has a line of it."""
+    site, most = RemoteWorld(world(), tmp_path).site(0), 3000
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    app = client_app(lambda kind, data, context: site.handle(data), most)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    strange = RecordDict({"0": ConfigRecord({"other": 1})})
+    for content, why in (
+        (wrap(bytes(most + 1)), "too-large"),
+        (wrap(bytes(most)), "unreadable"),
+        (strange, "unreadable"),
+    ):
+        message = Message(content, 1, "train.pass")
+        message.metadata.__dict__["_message_id"] = "a"
+        assert decode(unwrap(app(message, context).content))[0] == Refusal(why=why)
+    first, *_ = read_lines(tmp_path / "client-0" / "audit")
+    assert first.facts["detail"] == "a message of 0 MB, more than the 0 allowed (megabytes_in)"
+
+
+def test_arrays_of_flowers_own_are_not_put_together() -> None:
+    """What our messages are made of is."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def contents(content: RecordDict) -> list[bytes]:
+        message = Message(content, 1, "train.pass")
+        message.metadata.__dict__["_message_id"] = "a"
+        return [part.deflate() for part in get_all_nested_objects(message).values()]
+
+    check_kinds(contents(wrap(bytes(10))))
+    arrays = RecordDict({"0": ArrayRecord({"x": Array(np.zeros(3))})})
+    with pytest.raises(UserError, match=r"Array, ArrayChunk, ArrayRecord in it, which is not of ours"):
+        check_kinds(contents(arrays))
+
+
+def test_of_a_message_that_is_too_long_the_rest_is_not_fetched() -> None:
+    """By the node, for each message by itself."""
+    fetched = []
+
+    def pull_object(run: int, name: str) -> bytes:
+        fetched.append(name)
+        return bytes(100)
+
+    for _ in range(2):
+        pull = limited(pull_object, 250)
+        assert [len(pull(1, name)) for name in "abc"] == [100] * 3
+        with pytest.raises(ObjectPullError, match="the message has more than"):
+            pull(1, "d")
+    assert fetched == [*"abc"] * 2
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from fedtailor.algorithms.clustering import ClusterSettings
-from fedtailor.algorithms.counts import class_rows, macro_f1
+from fedtailor.algorithms.counts import class_rows, guessed_counts, macro_f1
 from fedtailor.base.errors import UserError
+from fedtailor.base.rng import number
 from fedtailor.client.job import Task
 from fedtailor.core.losses import log_prior
 from fedtailor.core.method import weighted_mean
@@ -339,6 +340,56 @@ def test_no_histogram_goes_up_if_nothing_needs_it() -> None:
     for needed in ("method.prior", "method.clustering", "method.floor"):
         _, servers, _ = listen(rounds=1, **{name: value for name, value in off.items() if name != needed})
         assert "counts" in servers[-1].state, needed
+
+
+def test_guessed_counts_by_hand() -> None:
+    """The rows of three classes have moved by (3, 4), by a little, and by (0, 15): 5 and 15 far, so that of 8 pictures
+    two are of the first class and six of the last. What weight decay alone moves, 0.1 of 15, is no picture."""
+    moved = torch.tensor([[3.0, 4.0], [0.0, 0.1], [0.0, 15.0]])[:, None]
+    assert guessed_counts(moved, 8).tolist() == [2.0, 0.0, 6.0]
+    assert guessed_counts(torch.zeros(3, 1, 2), 8).tolist() == [0.0, 0.0, 0.0]
+
+
+PROMPTS = {"method.by": "prompts", "method.bandit": False}
+
+
+def test_clusters_by_prompts_send_no_histogram() -> None:
+    """Nobody is counted. Labels are guessed from each client's way from where its clusters' copy stood, the clusters
+    and the next round's prior are by these guesses, and a class that no client has is not guessed."""
+    experiment, servers, rounds = listen(**PROMPTS, **{"fraction": 1.0, "method.period": 2})
+    method = experiment.job.method
+    assert isinstance(method, CAPT)
+    assert not method.counted
+    assert [passes(heard) for heard in rounds] == [["train"]] * 3
+    assert not [name for heard in rounds for _, _, reply in heard for name in reply.stats]
+    assert not method.statistics("train", experiment.job.model, servers[0].params)
+    true = torch.from_numpy(experiment.federation.counts)
+    for heard, before, after in zip(rounds, servers, servers[1:], strict=False):
+        guessed = after.state["counts"]
+        for k, task, reply in heard:
+            moved = reply.params["class.ctx"] - task.params["class.ctx"]
+            assert torch.equal(guessed[k], guessed_counts(moved, reply.weight))
+            assert ((guessed[k] > 0) <= (true[k] > 0)).all()
+            assert ("counts" in task.inbox) == ("counts" in before.state)
+            if "counts" in task.inbox:
+                assert torch.equal(task.inbox["counts"], before.state["counts"].sum(0))
+        seed = number(before.seed, "clusters", before.round)
+        similar, diverse = method.clusters.labels(guessed, seed, guessed.sum(0))
+        for name, labels in (("similar", similar), ("diverse", diverse)):
+            assert after.state[f"clustered.{name}"][1].tolist() == list(labels)
+    assert "counts" not in servers[0].state
+    assert servers[2].clusters  # whose copies the third round began with
+
+
+def test_what_clusters_by_prompts_need() -> None:
+    with pytest.raises(UserError, match="by=prompts goes by class-aware prompts; take tuner=coupled"):
+        world("capt", "coupled", **PROMPTS)
+    with pytest.raises(UserError, match="bandit's reward is tables of what clients hold out"):
+        listen(rounds=1, **{"method.by": "prompts"})
+    _, _, (heard,) = listen(rounds=1, **{"method.by": "prompts", "data.server": 0.2})
+    assert {k for k, task, _ in heard if task.pass_name == "examine"} == {OWN}
+    with pytest.raises(UserError, match=r"method\.clusters\.by: input should be 'counts'"):
+        world("capt-released", TUNER, **{"method.by": "prompts"})
 
 
 def test_stats_pass_the_privacy_step() -> None:

@@ -21,11 +21,13 @@ Clustering = Callable[[Matrix, int, int], Labels]  # (K, K) rows, how many clust
 
 TINY = 1e-10  # no probability counts as less, so that logarithms are finite
 HEAD = 0.8  # of the classes
+BY = "what clients are told apart by: counts of their labels, or how far they moved each class's prompt: none is sent"
 
 
 class ClusterSettings(Options):
     """Both clusterings as a method's options: clients with like classes, and clients that complete each other."""
 
+    by: Literal["counts", "prompts"] = Field("counts", description=BY)
     metric: Literal["js", "kl", "wasserstein", "tv", "cosine"] = Field("js", description="of similarity (Table 8)")
     similar: Literal["kmeans", "gmm", "hierarchical", "spectral", "dbscan"] = Field("kmeans", description="Table 9")
     diverse: Literal["linkage", "kmeans"] = Field("linkage", description="how complementary clients are joined")

@@ -1,6 +1,7 @@
 """What clients count for the server: the labels they have, (K, C) as "counts" in its state, and tables of validation.
 
-Validation is on what clients hold out, or on the server's own data; no picture's own result goes up.
+Or what it takes their labels to be, by what they trained: then no counts are sent. Validation is on what clients hold
+out, or on the server's own data; no picture's own result goes up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..core import OWN, Each, Me, Model, Params, Pass, Reply, Server
 
 TABLES = ("right", "said", "true")
+FAINT = 0.01  # of the farthest row's way: weight decay alone, which moves rows of classes that a client lacks
 
 
 def take_census(server: Server, census: Pass, each: Each) -> Server:
@@ -28,6 +30,22 @@ def recount(server: Server, replies: Mapping[int, Reply]) -> Server:
     counts = server.state.get("counts", none).clone()
     counts[list(sent)] = torch.stack([*sent.values()])
     return server.remember(counts=counts)
+
+
+def estimate(server: Server, moved: Mapping[int, Tensor], weights: Mapping[int, float]) -> Server:
+    """With label counts as far as clients' updates of class-aware rows, (C, M, D), tell them."""
+    found = {k: guessed_counts(rows, weights[k]) for k, rows in moved.items()}
+    none = torch.zeros(server.clients, len(next(iter(found.values()))), dtype=torch.float64)
+    counts = server.state.get("counts", none).clone()
+    counts[list(found)] = torch.stack([*found.values()])
+    return server.remember(counts=counts)
+
+
+def guessed_counts(moved: Tensor, pictures: float) -> Tensor:
+    """(C,) a client's pictures, shared out among the classes by how far the row of each has moved."""
+    far = torch.linalg.vector_norm(moved.double().flatten(1), dim=1)
+    far = torch.where(far > FAINT * far.max(), far, 0.0)
+    return pictures * (far / far.sum().clamp_min(torch.finfo(far.dtype).tiny))
 
 
 def class_rows(old: Tensor, rows: Tensor, counts: Tensor, floor: float) -> Tensor:

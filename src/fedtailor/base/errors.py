@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
+LONG = 100  # characters of what was got that a sentence repeats
+
 
 class UserError(Exception):
     """Wrong input. The command line prints the message alone and ends with this exit code."""
@@ -23,12 +25,25 @@ class Diverged(UserError):  # noqa: N818  # as it reads
     """Training came to numbers that are none."""
 
 
+class Note(UserWarning):
+    """What a user is told in a sentence while work goes on."""
+
+
 def unknown(kind: str, got: str, known: Iterable[str], where: str = "") -> UserError:
     """`unknown method 'fedprx'; did you mean 'fedprox'? (fedtailor list methods)`"""
     names = sorted(known)
-    near = nearest(got, names)
+    near = nearest(got[:LONG], names)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    return UserError(f"unknown {kind} {got!r}; {hint}" + (f" ({where})" if where else ""))
+    return UserError(f"unknown {kind} {shortened(got)}; {hint}" + (f" ({where})" if where else ""))
+
+
+def shortened(value: object) -> str:
+    """As Python writes it, if that is not too long for a sentence."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python writes
+        text = "a number of thousands of digits"
+    return text if len(text) <= LONG else f"{text[:LONG]}…"
 
 
 def nearest(got: str, names: list[str]) -> list[str]:
@@ -43,5 +58,5 @@ def explain(error: ValidationError, where: str = "", got: bool | None = None, ke
     problem = error.errors()[0]
     told = problem["msg"].removeprefix("Value error, ")
     shown = bool(problem["loc"]) if got is None else got  # without a place it is about several keys
-    value = f", got {problem['input']!r}" if shown else ""
+    value = f", got {shortened(problem['input'])}" if shown else ""
     return f"{key or where + '.'.join(map(str, problem['loc']))}: {told[0].lower()}{told[1:]}{value}"

@@ -145,7 +145,8 @@ def cell(value: Any) -> str:
 def method_page(facts: Facts) -> RenderableType:
     from ..settings.keys import SHORTER
 
-    headline = f"[bold]{facts['name']}[/]: {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
+    told = f": {facts['idea']}" + (f" ({cited(facts)})" if facts["year"] else "")
+    headline = Text.assemble((facts["name"], "bold"), told)
     # Paragraphs and list items as one line each, to be wrapped as wide as the terminal is.
     text = re.sub(r"(?<!\n)\n(?!\n|- |Notation:|Departures)\s*", " ", facts["text"])
     parts: list[RenderableType] = [headline, "", Text(text), ""]

@@ -1,6 +1,5 @@
 """`fedtailor compare`"""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import typer
 from ..base.errors import UserError, unknown
 from ..runs.places import data_word, new_folder
 from .arguments import Json, Quiet, no_options
-from .output import display, emit, say, waiting
+from .output import display, emit, say, waiting, write
 from .stopping import command, resumable
 
 FORMATS = {"table": "", "markdown": "md", "csv": "csv", "latex": "tex", "json": "json"}  # and how its file ends
@@ -94,7 +93,7 @@ def output(summary: dict[str, Any], form: str, differences: bool, folder: Path |
     if form == "json":
         emit(summary)
     elif form != "table":
-        sys.stdout.write(WRITERS[FORMATS[form]](summary))
+        write(WRITERS[FORMATS[form]](summary))
     else:
         display(comparison_table(summary, differences))
         if folder:

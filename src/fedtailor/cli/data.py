@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from ..base.errors import UserError
+from ..base.terminal import Terminal
 from .arguments import ANY_OPTION, Json, no_options, run_of
 from .output import display, emit, say, waiting
 
@@ -59,7 +59,7 @@ def data_show(
         return
     display(counts_table(federation, groups))
     if labelled:
-        Console(emoji=False).print(TerminalHeatmap(federation.counts))
+        Terminal().print(TerminalHeatmap(federation.counts))
 
 
 def data_words(words: list[str]) -> list[str]:
@@ -91,21 +91,21 @@ def data_check(
 def print_checked(found: Checked) -> None:
     from ..data.check import in_words
 
-    console = Console(emoji=False, highlight=False)
+    console = Terminal(highlight=False)
     if found.facts:
         sides = f"; shorter sides of {in_words(found.sides)}" if found.sides else ""
         facts = ", ".join(f"{count} {what}" for what, count in found.facts.items())
-        console.print(f"{facts}{sides}", markup=False)
+        console.print(f"{facts}{sides}")
     for note in found.notes:
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
     if found.findings:
         table = Table("", "found", Column("", justify="right"), Column("such as", overflow="fold"))
         for finding in sorted(found.findings, key=lambda finding: not finding.wrong):
-            mark = "[red]wrong?[/]" if finding.wrong else "note"
-            table.add_row(mark, escape(finding.what), str(finding.count), escape("\n".join(finding.examples)))
+            mark = Text("wrong?", "red") if finding.wrong else "note"
+            table.add_row(mark, finding.what, str(finding.count), "\n".join(finding.examples))
         console.print(table)
     if found.ok:
-        console.print(f"{found.name}: nothing wrong", markup=False)
+        console.print(f"{found.name}: nothing wrong")
 
 
 @data_app.command("split", context_settings=ANY_OPTION)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
+from ..base.terminal import Terminal
 from .arguments import Json, Quiet
 from .output import emit
 from .predict import Classes, Client, Clip, ModelPath, open_model, whose
@@ -55,9 +54,9 @@ def evaluate(
             }
         )
         return
-    console = Console(emoji=False)
+    console = Terminal()
     for line in told:
-        Console(emoji=False, stderr=True).print(line, markup=False, highlight=False)
+        Terminal(stderr=True).print(line, highlight=False)
     for table in tables(names, found, tuned.facts.method["name"]):
         console.print(table)
     console.print(
@@ -87,5 +86,5 @@ def tables(names: tuple[str, ...], found: Evaluated, method: str) -> list[Table]
     beside = [Column(name, justify="right") for name in ("pictures", "zero-shot", method, "")]
     single = Table("class", *beside, title="class by class", title_justify="left")
     for name, count, untuned, tuned in rows(names, found):
-        single.add_row(escape(name), str(count), percent(untuned), percent(tuned), gain(tuned, untuned))
+        single.add_row(name, str(count), percent(untuned), percent(tuned), gain(tuned, untuned))
     return [whole, single]

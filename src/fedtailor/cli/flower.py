@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from ..base.errors import UserError
+from ..base.terminal import Terminal
 from .arguments import ANY_OPTION, Json, Quiet, Words, run_of
 from .output import display, emit, print_result, say, waiting
 from .stopping import command
@@ -18,7 +18,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's fo
 
 
 def logging_on() -> None:
-    handler = RichHandler(console=Console(emoji=False, stderr=True), show_path=False, markup=False)
+    handler = RichHandler(console=Terminal(stderr=True), show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%X", handlers=[handler])
     for name in ("httpx", "httpx2", "filelock", "flwr"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -78,6 +78,9 @@ def client(
     client: Annotated[int | None, typer.Option(help="this site's number")] = None,
     backbone: Annotated[str, typer.Option(help="the CLIP checkpoint here, where it is not bundled")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps; default: as the run says")] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="what the server may ask of this site; default: policy.toml in its folder")
+    ] = None,
 ) -> None:
     """Be one site until stopped. Only messages to the server leave it; pictures never do."""
     with waiting("starting"):
@@ -85,7 +88,30 @@ def client(
         from ..settings.run import absolute_data
     logging_on()
     pictures = data if ":" in data else f"folder:{data}"
-    run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device)
+    run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device, policy)
+
+
+@flower_app.command("log")
+def log_command(
+    home: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
+    since: Annotated[str, typer.Option(help="a day or a moment, in UTC: 2026-11-18, 2026-11-18T09:30")] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="only say whether the log is whole")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what left this site, when and to whom, and what it refused; and whether anybody has changed the log."""
+    from . import site_log
+
+    lines = site_log.lines_of(home)
+    broken = site_log.verdict(lines)
+    if as_json:
+        rows = [] if verify else site_log.since(lines, since)
+        emit({"whole": not broken, "broken": broken, "last": lines[-1].hash, "lines": rows})
+    elif not verify:
+        display(site_log.log_table(site_log.since(lines, since)))
+    if broken:
+        raise UserError(f"this log is broken: {broken}")
+    if not as_json:
+        say(site_log.whole(lines))
 
 
 @flower_app.command(context_settings=ANY_OPTION)

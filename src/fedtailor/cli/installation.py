@@ -95,7 +95,7 @@ def dataset(name: str) -> Finding:
 
 
 def table(findings: list[Finding]) -> Table:
-    signs = {"good": "[green]✓[/]", "note": "[yellow]·[/]", "bad": "[red]✗[/]"}
+    signs = {"good": Text("✓", "green"), "note": Text("·", "yellow"), "bad": Text("✗", "red")}
     out = Table(show_header=False, show_edge=False)
     for finding in findings:
         out.add_row(signs[finding.verdict], finding.what, Text(finding.found))

@@ -5,30 +5,31 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
 from ..base.sizes import size
+from ..base.terminal import Terminal, visible, visible_json
 
 NO_LIMIT = 100_000  # columns
 
 
 def waiting(what: str, quiet: bool = False) -> AbstractContextManager[object]:
     """A spinner, while torch is imported or a dataset opened."""
-    console = Console(emoji=False, stderr=True)
+    console = Terminal(stderr=True)
     return console.status(what) if console.is_terminal and not quiet else nullcontext()
 
 
 def say(text: str, style: str = "", stderr: bool = False) -> None:
     """A line as it is, however long: what is in it may be copied."""
-    Console(emoji=False, stderr=stderr).print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr).print(text, style=style or None, highlight=False, soft_wrap=True)
 
 
 def display(what: RenderableType) -> None:
     """Tables and pages. Sentences are wrapped; words, which may be keys or paths, stay whole, and are folded only on a
     terminal that is too narrow for them. Nothing is cut."""
-    console = Console(emoji=False)
+    console = Terminal()
     keep_words(what, True)
     least = Measurement.get(console, console.options.update(max_width=NO_LIMIT), what).minimum
     if least > console.width:
@@ -49,7 +50,12 @@ def keep_words(what: RenderableType, whole: bool) -> None:
 
 
 def emit(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    sys.stdout.write(visible_json(json.dumps(value, indent=1, ensure_ascii=False)) + "\n")
+
+
+def write(text: str) -> None:
+    """A table in another program's format; whoever looks at it does so on a terminal too."""
+    sys.stdout.write(visible(text))
 
 
 def print_result(s: dict[str, Any], leak: bool = False, validation: float = 0.0) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from ..base.errors import UserError
+from ..base.terminal import Terminal
 from .arguments import Json, Quiet
-from .output import emit, waiting
+from .output import emit, waiting, write
 
 if TYPE_CHECKING:
     from ..use.model import Prediction, TunedModel
@@ -52,18 +51,18 @@ def predict(
         )
     told = [] if zero_shot else whose(tuned, client)
     found, failed = look(tuned, pictures, client, top, zero_shot, quiet)
-    stderr = Console(emoji=False, stderr=True, soft_wrap=True, highlight=False)
+    stderr = Terminal(stderr=True, soft_wrap=True, highlight=False)
     for line in failed.values():
-        stderr.print(line, style="yellow", markup=False)
+        stderr.print(line, style="yellow")
     if as_json:
         emit(document(tuned, found, failed, "zero-shot" if zero_shot else client, told))
     elif as_csv:
-        write_csv(found)
+        write(as_csv_text(found))
     else:
         for line in told:
-            stderr.print(line, markup=False)
+            stderr.print(line)
         if found:
-            Console(emoji=False).print(table(found, unsure))
+            Terminal().print(table(found, unsure))
     if not found:
         raise UserError(f"none of {len(failed)} pictures could be read")
 
@@ -108,16 +107,18 @@ def table(found: list[Prediction], unsure: bool) -> Table:
         mark = [] if not unsure else ["no"] if it.unsure else ["yes"]
         rest = ", ".join(f"{name} {100 * p:.1f}" for name, p in it.classes[1:])
         cells = [it.picture, it.label, f"{100 * it.confidence:.1f}", *mark, rest]
-        made.add_row(*map(escape, cells), style="yellow" if mark == ["no"] else None)
+        made.add_row(*cells, style="yellow" if mark == ["no"] else None)
     return made
 
 
-def write_csv(found: list[Prediction]) -> None:
-    out = csv.writer(sys.stdout, lineterminator="\n")
+def as_csv_text(found: list[Prediction]) -> str:
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
     out.writerow(("picture", "rank", "class", "probability", "unsure"))
     for it in found:
         unsure = "" if it.unsure is None else str(it.unsure).lower()
         out.writerows((it.picture, rank, name, f"{p:.6f}", unsure) for rank, (name, p) in enumerate(it.classes, 1))
+    return text.getvalue()
 
 
 def document(

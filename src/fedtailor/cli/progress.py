@@ -5,8 +5,6 @@ from __future__ import annotations
 from threading import Timer
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,6 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from ..base.terminal import Terminal, visible
 from ..runs.callback import Callback, ComparisonCallback
 
 if TYPE_CHECKING:
@@ -38,11 +37,18 @@ class Speed(ProgressColumn):
         return Text(f"{speed:,.{0 if speed >= 10 else 1}f} {unit}" if unit and speed else "")
 
 
+class Words(TextColumn):
+    """As they are."""
+
+    def render(self, task: Task) -> Text:
+        return Text(visible(self.text_format.format(task=task)))
+
+
 class Progress(Callback):
     def __init__(self, enabled: bool) -> None:
-        console = Console(emoji=False, stderr=True)
-        work = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), Speed()
-        time = TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        console = Terminal(stderr=True)
+        work = Words("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), Speed()
+        time = Words("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         disable = not enabled or not console.is_terminal
         self.bars = Bars(*work, *time, console=console, disable=disable, transient=True)
         self.tasks: dict[str, TaskID] = {}
@@ -86,7 +92,7 @@ class Comparing(Progress, ComparisonCallback):
         if "rounds" in self.tasks:
             self.bars.remove_task(self.tasks.pop("rounds"))
         self.on_progress("runs", done, total)
-        self.bars.update(self.tasks["runs"], note=escape(f"{title}, seed {seed}"))
+        self.bars.update(self.tasks["runs"], note=f"{title}, seed {seed}")
 
 
 class Late(Progress):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.prompt import Confirm
 from rich.table import Column, Table
+from rich.text import Text
 
 from ..base.errors import UserError
+from ..base.folders import user_path
+from ..base.terminal import Terminal, visible
 from ..runs.places import new_folder, run_name
 from .arguments import Json, Quiet, no_options
 from .output import display, emit, print_result, say, waiting
@@ -89,8 +90,8 @@ def at_a_terminal() -> bool:
 
 def told_apart(words: list[str]) -> tuple[list[Path], list[str]]:
     """Folders and settings; a folder may have an = in its name."""
-    said = [word for word in words if "=" in word and not Path(word).exists()]
-    return [Path(word).expanduser() for word in words if word not in said], said
+    said = [word for word in words if "=" in word and not user_path(word).exists()]
+    return [user_path(word) for word in words if word not in said], said
 
 
 def look(folders: list[Path], table: Path, quiet: bool) -> Survey:
@@ -112,7 +113,7 @@ def look(folders: list[Path], table: Path, quiet: bool) -> Survey:
 def reasons(proposal: Proposal) -> Table:
     table = Table("", "proposed", Column("why", overflow="fold"), show_edge=False)
     for choice in proposal.choices:
-        table.add_row(choice.what, escape(choice.value), escape(choice.why))
+        table.add_row(choice.what, choice.value, choice.why)
     return table
 
 
@@ -150,7 +151,7 @@ def why_not(proposal: Proposal, yes: bool, no_run: bool, talk: bool) -> str:
 
 def agreed(question: str) -> bool:
     try:
-        return Confirm.ask(question, console=Console(emoji=False, stderr=True), default=False)
+        return Confirm.ask(Text(visible(question)), console=Terminal(stderr=True), default=False)
     except EOFError:
         return False
 

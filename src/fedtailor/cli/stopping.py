@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from ..base.errors import Interrupted, UserError
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# What is no defect of ours: a disk that is full, or no longer what it was; a file of somebody else's; an odd path.
+REFUSED = FULL | {errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def command(*words: object) -> str:
@@ -23,7 +25,11 @@ def resumable(how: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; {how()}") from None
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in REFUSED:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        raise UserError(f"stopped: {error.strerror}{where}; make room there; {how()}") from error
+        room = "make room there; " if error.errno in FULL else ""
+        raise UserError(f"stopped: {refusal(error)}; {room}{how()}") from error
+
+
+def refusal(error: OSError) -> str:
+    return f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 
@@ -13,6 +15,10 @@ from ..core.model import CPU, to_device
 from ..core.types import Balance, Batch, View
 from ..data.dataset import Indices
 from .features import FeatureStore
+
+
+class OutOfTime(UserError):  # noqa: N818  # as it reads
+    """A pass took longer than its client allows."""
 
 
 class ClientData:
@@ -33,15 +39,19 @@ class ClientData:
         self._candidates: Tensor | None = None
         self._begin: Callable[[Tensor], Balance] | None = None
         self._orders: Iterator[Indices] | None = None
+        self._end = math.inf
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
     def labels(self) -> Tensor:
+        return self._given().clone()  # a pass may change it
+
+    def _given(self) -> Tensor:
         if self._labels is None:
             raise UserError("this client's images have no labels; choose a labeler (labels=…) that makes some")
-        return self._labels.clone()  # a pass may change it
+        return self._labels
 
     @property
     def fixed(self) -> bool:
@@ -58,14 +68,16 @@ class ClientData:
 
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]:
         """One epoch in random order. `drop_last` leaves out a smaller last batch, unless it is the only one."""
-        labels, order = self.labels, self._order(rng)
+        order = self._order(rng)
         whole = drop_last and len(self) >= size
         balance = self._begin(self.counts()) if self._begin else None
         for begin in range(0, len(self) - size + 1 if whole else len(self), size):
-            index = order[begin : begin + size]
-            x, plain = self._fetch(self._pool, index, rng), self._fetch_plain(index)
-            candidates = None if self._candidates is None else to_device(self._candidates[index], self.device)
-            yield Batch(x, to_device(labels[index], self.device), index, rng, plain, candidates, balance)
+            yield self.some(order[begin : begin + size], rng, balance)
+
+    def some(self, index: Tensor, rng: torch.Generator, balance: Balance | None = None) -> Batch:
+        x, plain = self._fetch(self._pool, index, rng), self._fetch_plain(index)
+        candidates = None if self._candidates is None else to_device(self._candidates[index], self.device)
+        return Batch(x, to_device(self._given()[index], self.device), index, rng, plain, candidates, balance)
 
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
         """Some of these pictures, perhaps some of them twice, under other labels."""
@@ -94,6 +106,12 @@ class ClientData:
             raise UserError(f"an epoch's order must have each of {len(self)} samples once, got {got}")
         return torch.as_tensor(order)
 
+    def until(self, end: float) -> ClientData:
+        """The same samples, which can be had until then (time.monotonic): so a pass over them comes to an end."""
+        part = copy(self)
+        part._end = end
+        return part
+
     def split(self, fraction: float) -> tuple[ClientData, ClientData]:
         """What is left, and every n-th sample, held out."""
         step = round(1 / fraction)
@@ -105,6 +123,8 @@ class ClientData:
         return self.labelled(torch.nonzero(mask).flatten(), self.labels[mask], candidates)
 
     def _fetch(self, pool: FeatureStore, index: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        if time.monotonic() > self._end:
+            raise OutOfTime("the pass took longer than it may")
         return to_device(pool.fetch(self._indices[index.numpy()], rng), self.device)
 
     def _fetch_plain(self, index: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..base.progress import ProgressFn
 from ..clip.encoder import Encoder
 from ..clip.feature_cache import activations
+from ..clip.kept import Kept
 from ..core.model import PRECISIONS, Model
 from ..data.dataset import Images, Indices, Readable
 from ..data.preprocess import Preprocess
@@ -33,7 +34,7 @@ class FeatureStore(Protocol):
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    values: NDArray[np.floating[Any]]
+    values: Kept | NDArray[np.floating[Any]]
     fixed = True
 
     def fetch(self, indices: Indices, rng: torch.Generator | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """What every participant of a run holds, what goes down to a client, and what a client keeps."""
 
+import inspect
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -66,16 +67,23 @@ class Job:
         return f"{LABELER_PREFIX}{name}" if self.labeler is not None and owner is self.labeler else name
 
     def find_pass(self, name: str) -> Pass:
+        """A pass by its address, which comes from a server: of all that a method has, only passes can be reached."""
         owner: object = self.labeler if name.startswith(LABELER_PREFIX) else self.method
-        found: Pass | None = getattr(owner, name.removeprefix(LABELER_PREFIX), None)
-        if found is None:
+        name_there = name.removeprefix(LABELER_PREFIX)
+        if owner is None or not is_pass(getattr(type(owner), name_there, None)):
             raise UserError(f"there is no pass {name!r} here; do server and client run the same method and labeler?")
+        found: Pass = getattr(owner, name_there)
         return found
 
     def statistics(self, pass_name: str) -> Forms:
         """What a pass sends up besides parameters."""
         owner = self.labeler if self.labeler is not None and pass_name.startswith(LABELER_PREFIX) else self.method
         return owner.statistics(pass_name.removeprefix(LABELER_PREFIX), self.model, self.start)
+
+
+def is_pass(found: object) -> bool:
+    """Whether this, of a method's or labeler's class, is a pass: a function of (model, me, theta) and nothing else."""
+    return inspect.isfunction(found) and list(inspect.signature(found).parameters) == ["self", "model", "me", "theta"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,6 @@ class ClientState:
     tuned: Params = field(default_factory=dict)  # the shared parameters as this client last trained them
     version: int = 0  # one more with each step
     state_id: str = ""  # of a remote client: the id of the request that left it in this state
-    secret: bytes = b""  # its noise comes from; no pass can see it
 
 
 def size(params: Params) -> int:

@@ -17,7 +17,7 @@ from ..core.statistics import check_statistics
 from ..core.types import FIXED, LOCAL, OWN, Balance, Me, Params, Pass, Rebalancer, Reply, Samples
 from ..labelers.base import CANDIDATES, INDEX, LABEL
 from ..privacy.base import Leaving
-from ..privacy.noise import Noise, new_secret, request_key, seeded_secret
+from ..privacy.noise import Noise, client_secret, new_secret, request_key, seeded_secret
 from .compression import compress, decompress
 from .job import LABELER_PREFIX, ClientState, Job, Task, size, theta_of, to_cpu
 
@@ -42,7 +42,13 @@ def copies(params: Params) -> Params:
 
 
 def client_step(
-    job: Job, who: int, pass_: Pass, task: Task, client: ClientState, data: Samples
+    job: Job,
+    who: int,
+    pass_: Pass,
+    task: Task,
+    client: ClientState,
+    data: Samples,
+    secret: bytes = b"",  # of the place where it keeps its states, for noise; a new one, if there is none
 ) -> tuple[Reply, ClientState]:
     """Run one pass on one client. Returns what leaves it, packed, and its new state."""
     theta = theta_of(job, task.params, client)
@@ -56,7 +62,9 @@ def client_step(
     hold = LazyBalance(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
-    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict)
+    noise = None if job.privacy is None else noise_of(job, who, task, client, secret)
+    steps = None if job.privacy is None or noise is None else job.privacy.steps(samples, noise)
+    me = Me(who, task.round, data, copies(client.memory), copies(task.inbox), rng, predict, steps)
     try:
         reply = pass_(job.model, me, given)
     except UserError as error:
@@ -73,12 +81,9 @@ def client_step(
     up = Reply(leaves, float(reply.weight), to_cpu(reply.stats))
     forms = job.statistics(task.pass_name)
     check_statistics(up.stats, forms, samples, at)
-    secret = client.secret
-    if job.privacy is not None:
-        seeded = job.privacy.generator == "seeded"
-        secret = secret or (seeded_secret(job.seed, who) if seeded else new_secret())
-        key = request_key(secret, (task.round, task.pass_name), {"params": task.params, "inbox": task.inbox})
-        up = job.privacy(up, Leaving(task.params, forms, samples, job.cohort, Noise(key)))
+    if job.privacy is not None and noise is not None:
+        reached = to_cpu(steps.reached) if steps and steps.reached else None
+        up = job.privacy(up, Leaving(task.params, forms, samples, job.cohort, noise, reached))
     if job.attack is not None and who in job.bad:
         up = job.attack.forged(up, task.params)
     kept = to_cpu({**reply.keep, **hold.keep()})
@@ -88,10 +93,16 @@ def client_step(
         # Shared parameters that a method kept back this time are as much the client's last as those it sent.
         tuned=client.tuned if job.personal else {**client.tuned, **copies(leaves | own_names(kept, theta))},
         version=client.version + 1,
-        secret=secret,
     )
     packed = compress(up.params, task.params, job.updates, generator(job.seed, *path, "rounding"))
     return replace(up, params=packed), stays
+
+
+def noise_of(job: Job, who: int, task: Task, client: ClientState, secret: bytes) -> Noise:
+    seeded = job.privacy is not None and job.privacy.generator == "seeded"
+    own = seeded_secret(job.seed, who) if seeded else client_secret(secret or new_secret(), who)
+    asked = {"params": task.params, "inbox": task.inbox, "local": client.local, "memory": client.memory}
+    return Noise(request_key(own, (task.round, task.pass_name), asked))
 
 
 def decompressed(job: Job, task: Task, reply: Reply) -> Reply:

@@ -18,7 +18,7 @@ from ..data.preprocess import Preprocess
 from .block import Rng
 from .model import Clip
 
-FORMAT = "fedtailor cache 4"
+FORMAT = "fedtailor cache 5"
 CHUNK = 16  # pictures encoded at once
 HALF = {"patches"}  # stages kept in fp16: a row for each patch, all of which are normalised before use
 

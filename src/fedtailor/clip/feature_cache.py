@@ -1,8 +1,9 @@
 """What a tuner leaves alone is computed once: image features, embedded patches, or activations below its first layer.
 
 One .npy file holds one split of one dataset at one stage of one tower. Its name is a hash of all that it depends on. A
-file is written under another name and moved into place whole, so that two processes may do so at once (part.py). The
-folder has a budget: what was not used for longest makes room for what is new.
+file is written under another name and moved into place whole, so that two processes may do so at once (part.py), and
+what is read of it is checked (kept.py). The folder has a budget: what was not used for longest makes room for what is
+new.
 """
 
 import errno
@@ -21,22 +22,22 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.lib import format as npy
 
-from ..base.errors import UserError
+from ..base.errors import Note, UserError
 from ..base.folders import cache_folder
 from ..base.progress import ProgressFn
 from ..base.sizes import size
 from ..data.dataset import Images
 from .encoder import Encoder
-from .part import Array, Part
+from .kept import Kept, open_kept
+from .part import Part, tail
 
 HEADER = 128  # bytes that numpy writes before an array of a few axes
 BUDGET = 20  # GB of files in the folder, unless FEDTAILOR_CACHE_GB says otherwise
 DAY = 24 * 3600 * 10**9
 OURS = re.compile(r"[0-9a-f]{64}\.(npy|act)|[0-9a-f]{12}-\w+\.part")  # .act: of earlier versions, only to be removed
 
-MAPPED: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()  # (file's name, id) of what is open here
+MAPPED: WeakValueDictionary[tuple[str, int], Kept] = WeakValueDictionary()  # (file's name, id) of what is open here
 
 
 def default_folder() -> Path:
@@ -54,13 +55,13 @@ def budget() -> float:
     )
 
 
-class NotKept(UserWarning):
+class NotKept(Note):
     """A split for which the cache has no room."""
 
 
 @cache  # a comparison opens the same split for every run
-def tell(message: str) -> None:
-    warnings.warn(message, NotKept, stacklevel=3)
+def tell(message: str, kind: type[Note] = Note) -> None:
+    warnings.warn(message, kind, stacklevel=3)
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def keeping(folder: Path) -> Iterator[None]:
 
 def activations(
     encoder: Encoder, images: Images, folder: Path | None = None, progress: ProgressFn | None = None
-) -> Array | None:
+) -> Kept | None:
     """The whole split, memory-mapped and read-only; from the cache if it is there, else computed into it.
 
     None if the budget is 0 or has no room for it, or the disk takes no more, of which the user is told.
@@ -87,30 +88,26 @@ def activations(
         return None
     path = (folder or default_folder()) / f"{encoder.key(images)}.npy"
     for _ in range(2):  # another process may remove a new file before it is opened here
-        if (found := open_file(path, encoder.dtype)) is not None:
+        if (found := open_file(path, encoder, images)) is not None:
             return found
+        if path.exists():
+            tell(f"the cache file {path} is damaged; it is made anew")
         try:
             with keeping(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
             fill(path, encoder, images, progress)
         except NotKept as reason:
-            tell(str(reason))
+            tell(str(reason), NotKept)
             return None
-    if (found := open_file(path, encoder.dtype)) is not None:
+    if (found := open_file(path, encoder, images)) is not None:
         return found
     raise UserError(f"the cache file {path} changed while it was written; is the disk full or shared?")
 
 
-def open_file(path: Path, dtype: np.dtype[Any]) -> Array | None:
-    """The array, or None if the file is absent, damaged or of another type."""
+def open_file(path: Path, encoder: Encoder, images: Images) -> Kept | None:
+    """None if the file is absent, damaged or of another type."""
     try:
-        with path.open("rb") as file:  # one handle throughout: what happens to the path meanwhile does not matter
-            npy.read_magic(file)
-            shape, by_columns, found_dtype = npy.read_array_header_1_0(file)
-            whole = file.tell() + dtype.itemsize * math.prod(shape)
-            if found_dtype != dtype or by_columns or os.fstat(file.fileno()).st_size != whole:
-                return None
-            found: Array = np.memmap(file, dtype, "r", file.tell(), shape)
+        found = open_kept(path, encoder, images)
     except Exception:  # numpy raises many kinds at a damaged header
         return None
     MAPPED[path.name, id(found)] = found
@@ -152,7 +149,7 @@ def fill(path: Path, encoder: Encoder, images: Images, progress: ProgressFn | No
 
 def check_room(folder: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any], taken: int = 0) -> None:
     """That the budget and the disk have room for such an array, of which so many bytes are taken already."""
-    needed = HEADER + dtype.itemsize * math.prod(shape)
+    needed = HEADER + dtype.itemsize * math.prod(shape) + tail(shape, dtype)
     with keeping(folder):
         missing = make_room(folder, key, needed)
     if missing > 0:

@@ -1,9 +1,9 @@
 """The names that tensors have in OpenAI's and in Hugging Face's checkpoints, and how to tell the shapes of towers."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.errors import UserError
+from ..base.documents import read_json
+from ..base.errors import UserError, shortened
 from .model import Clip, Shape
+
+ANOTHER = "copy it anew from where the checkpoint comes from"
+LARGEST = 1 << 20  # of any width or number in a tower
 
 
 def translate(state: Mapping[str, Tensor], folder: Path, weights: Path) -> tuple[Shape, dict[str, Tensor]]:
@@ -20,24 +24,41 @@ def translate(state: Mapping[str, Tensor], folder: Path, weights: Path) -> tuple
         config = folder / "config.json"
         if not config.is_file():
             raise UserError(f"{weights} has Hugging Face names but there is no config.json beside it")
-        return shape_from_config(read_json(config)), from_hugging_face(state)
+        shape = shape_from_config(read_json(config, ANOTHER))
+        return checked_shape(shape, len(state), config), from_hugging_face(state)
     if "token_embedding.weight" in state and "visual.conv1.weight" in state:
-        try:
-            return shape_from_openai(state, folder), from_openai(state)
-        except KeyError as error:
-            raise UserError(f"{weights} does not fit: missing {error.args[0]}") from error
+        check_ranks(state, weights)
+        return checked_shape(shape_from_openai(state, folder), len(state), weights), from_openai(state)
     some = ", ".join(sorted(state)[:5])
     raise UserError(f"{weights} is neither a Hugging Face CLIP nor an OpenAI/open_clip state dict; it has {some} …")
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds a JSON {type(content).__name__}; an object is needed")
-    return content
+def checked_shape(shape: Shape, tensors: int, source: Path) -> Shape:
+    """That towers of this shape can be made at all, before anybody tries."""
+    for field in fields(Shape):
+        value = getattr(shape, field.name)
+        if field.name == "act" or (field.name == "patch" and isinstance(shape.vision_layers, tuple)):
+            continue
+        most = tensors if "layers" in field.name else LARGEST
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is not int or not 1 <= number <= most:
+                raise UserError(
+                    f"{source}: {field.name} should be a whole number from 1 to {most}, got {shortened(number)}"
+                )
+    if shape.patch > shape.image_size:
+        raise UserError(f"{source}: patches of {shape.patch} pixels do not fit pictures of {shape.image_size}")
+    for width, heads in ((shape.text_width, shape.text_heads), (shape.vision_width, shape.vision_heads)):
+        if isinstance(shape.vision_layers, int) and width % heads:
+            raise UserError(f"{source}: {heads} attention heads do not divide a width of {width}")
+    return shape
+
+
+def group(document: Mapping[str, Any], name: str, source: object) -> Mapping[str, Any]:
+    """A group of a configuration; an empty one if it is not there."""
+    found = document.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise UserError(f"{source}: {name} should be an object, got {shortened(found)}")
+    return found
 
 
 # --- OpenAI's layout: ours, with other prefixes ---------------------------------------------------------------------
@@ -60,6 +81,20 @@ def to_openai(clip: Clip) -> dict[str, Tensor]:
     return {re.sub(r"^vision\.", "visual.", key.removeprefix("text.")): v.contiguous() for key, v in state.items()}
 
 
+# Of what tells the shape: how many dimensions it has. The image tower has the first two or the others.
+RANKS = {"text_projection": 2, "token_embedding.weight": 2, "positional_embedding": 2, "visual.conv1.weight": 4}
+VIT, RESNET = {"visual.positional_embedding": 2}, {"visual.attnpool.positional_embedding": 2}
+
+
+def check_ranks(state: Mapping[str, Tensor], weights: Path) -> None:
+    kind = RESNET if "visual.layer1.0.conv1.weight" in state else VIT
+    for name, rank in {**RANKS, **kind}.items():
+        if name not in state:
+            raise UserError(f"{weights} does not fit: missing {name}")
+        if state[name].dim() != rank or not state[name].numel():
+            raise UserError(f"{weights} does not fit: {name} is {tuple(state[name].shape)}, {rank} dimensions are due")
+
+
 def shape_from_openai(state: Mapping[str, Tensor], folder: Path) -> Shape:
     def depth(prefix: str) -> int:
         return len({key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)})
@@ -69,14 +104,19 @@ def shape_from_openai(state: Mapping[str, Tensor], folder: Path) -> Shape:
 
     text_width, embed = state["text_projection"].shape
     open_clip = folder / "open_clip_config.json"
-    settings = read_json(open_clip)["model_cfg"] if open_clip.is_file() else {}
-    text_heads = settings.get("text_cfg", {}).get("heads", text_width // 64)
+    settings = group(read_json(open_clip, ANOTHER), "model_cfg", open_clip) if open_clip.is_file() else {}
+    text_heads = group(settings, "text_cfg", open_clip).get("heads", text_width // 64)
     act = "gelu" if settings and not settings.get("quick_gelu", False) else "quick_gelu"
     layers: int | tuple[int, ...]
     if "visual.layer1.0.conv1.weight" not in state:
         width, _, _, patch = state["visual.conv1.weight"].shape
         layers = depth("visual.transformer.resblocks.")
-        heads = width // settings.get("vision_cfg", {}).get("head_width", 64)
+        head = group(settings, "vision_cfg", open_clip).get("head_width", 64)
+        if type(head) is not int or not 1 <= head <= width:
+            raise UserError(
+                f"{open_clip}: head_width should be a whole number from 1 to {width}, got {shortened(head)}"
+            )
+        heads = width // head
         image_size = patch * side("visual.positional_embedding")
     else:
         width, patch = len(state["visual.layer1.0.conv1.weight"]), 0
@@ -133,7 +173,7 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     def depth(tower: str) -> int:
         found = (re.match(rf"{tower}_model\.encoder\.layers\.(\d+)\.", key) for key in left)
-        return max((1 + int(match[1]) for match in found if match), default=0)
+        return len({match[1] for match in found if match})  # not the largest, which may be any number
 
     ours = {name: left.pop(theirs) for name, theirs in RENAMED.items() if theirs in left}
     ours |= {name: left.pop(theirs).T.contiguous() for name, theirs in TRANSPOSED.items() if theirs in left}
@@ -173,20 +213,17 @@ IN_CONFIG: dict[str, tuple[str, str, Any]] = {
 
 def shape_from_config(config: Mapping[str, Any]) -> Shape:
     if config.get("model_type", "clip") != "clip":
-        raise UserError(f"config.json is of a {config['model_type']!r} model; a CLIP is needed")
-    parts = {"": config, "text": config.get("text_config") or {}, "vision": config.get("vision_config") or {}}
+        raise UserError(f"config.json is of a {shortened(config['model_type'])} model; a CLIP is needed")
+    parts = {"": config, **{part: group(config, f"{part}_config", "config.json") for part in ("text", "vision")}}
     shape = Shape(**{field: parts[part].get(name, default) for field, (part, name, default) in IN_CONFIG.items()})
-    if shape.act != parts["vision"].get("hidden_act", "quick_gelu") or shape.act not in {"quick_gelu", "gelu"}:
-        raise UserError(
-            f"activation {shape.act!r} in config.json; quick_gelu or gelu, the same in both towers, is supported"
-        )
-    for part, width, heads in (("text", shape.text_width, shape.text_heads),
-                               ("vision", shape.vision_width, shape.vision_heads)):  # fmt: skip
+    other = parts["vision"].get("hidden_act", "quick_gelu")
+    if shape.act != other or shape.act not in ("quick_gelu", "gelu"):
+        told = shortened(shape.act)
+        raise UserError(f"activation {told} in config.json; quick_gelu or gelu, the same in both towers, is supported")
+    for part, width in (("text", shape.text_width), ("vision", shape.vision_width)):
         inner = parts[part].get("intermediate_size", 4 * width)
-        if inner != 4 * width:
-            raise UserError(f"intermediate_size {inner} in config.json; 4 × {width} is supported")
-        if width % heads:
-            raise UserError(f"config.json: {heads} attention heads do not divide a width of {width}")
+        if type(width) is int and inner != 4 * width:
+            raise UserError(f"intermediate_size {shortened(inner)} in config.json; 4 × {width} is supported")
     return shape
 
 

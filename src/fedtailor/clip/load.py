@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..base.errors import UserError
+from ..base.documents import read_json
+from ..base.errors import UserError, shortened
+from ..base.folders import user_path
 from ..data.paper import Triple
-from .layouts import config_of, read_json, to_hugging_face, to_openai, translate
+from .layouts import ANOTHER, config_of, to_hugging_face, to_openai, translate
 from .model import Clip
 from .tokenizer import Tokenizer
 
@@ -66,8 +69,8 @@ def locate(name: str) -> tuple[Path, Path]:
             raise UserError(
                 f"{name} comes with a clone, not with the package: pip install -e . there, or give its folder"
             )
-    elif Path(name).expanduser().exists():
-        folder = Path(name).expanduser()
+    elif user_path(name).exists():
+        folder = user_path(name)
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         folder = download(name)
     else:
@@ -96,7 +99,7 @@ def refuse_pickle(file: Path) -> None:
         )
 
 
-def download(name: str) -> Path:
+def download(name: str, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -104,7 +107,7 @@ def download(name: str) -> Path:
             f"backbone {name!r} is a hub id: pip install 'fedtailor[hub]', or give a local folder"
         ) from error
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub raises a dozen unrelated kinds; each says what failed
         todo = "try again with a network, or give a folder: backbone=PATH"
         raise UserError(f"could not fetch {name!r} from the hub ({type(error).__name__}: {error}); {todo}") from error
@@ -117,11 +120,15 @@ def fill(clip: Clip, ours: Mapping[str, Tensor], source: Path | str) -> None:
     problems += [f"unknown {k}" for k in ours if k not in wanted]
     wrong = [k for k in wanted if k in ours and ours[k].shape != wanted[k].shape]
     problems += [f"{k} is {tuple(ours[k].shape)}, should be {tuple(wanted[k].shape)}" for k in wrong]
+    problems += [f"{k} is in {v.dtype}, floats are due" for k, v in ours.items() if not v.is_floating_point()]
     if problems:
         more = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise UserError(f"{source} does not fit: " + "; ".join(problems[:10]) + more)
     counters = {k: torch.tensor(0) for k in wanted if k.endswith("num_batches_tracked")}
     clip.load_state_dict({**counters, **{k: v.float() for k, v in ours.items()}}, assign=True)
+    values = {**clip.state_dict(), "the exponential of logit_scale": clip.scale}
+    if broken := [name for name, value in values.items() if not value.isfinite().all()]:
+        raise UserError(f"{source} is damaged: not all is a number in {', '.join(broken[:3])}; {ANOTHER}")
 
 
 def save_folder(clip: Clip, folder: Path, eot: int, sos: int, dtype: torch.dtype = torch.float32) -> None:
@@ -143,9 +150,20 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 def normalisation(folder: Path) -> tuple[Triple, Triple]:
     file = folder / "preprocessor_config.json"
-    config = read_json(file) if file.is_file() else {}
-    mean, std = config.get("image_mean", CLIP_MEAN), config.get("image_std", CLIP_STD)
-    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+    config = read_json(file, ANOTHER) if file.is_file() else {}
+    return triple(config, "image_mean", CLIP_MEAN, -100, file), triple(config, "image_std", CLIP_STD, 1e-4, file)
+
+
+def triple(config: Mapping[str, Any], name: str, default: Triple, least: float, file: Path) -> Triple:
+    """A number for each colour."""
+    found = config.get(name, default)
+    if not isinstance(found, list | tuple) or len(found) != 3 or not all(within(value, least) for value in found):
+        raise UserError(f"{file}: {name} should be three numbers from {least:g} to 100, got {shortened(found)}")
+    return (found[0], found[1], found[2])
+
+
+def within(value: object, least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= 100
 
 
 def digest(clip: Clip) -> str:

@@ -36,8 +36,8 @@ class Tokenizer:
         sos, eot = inner.token_to_id(SOS), inner.token_to_id(EOT)
         if sos is None or eot is None:
             raise UserError(f"{file} has no {SOS} or {EOT}: not a CLIP tokenizer")
-        if inner.get_vocab_size() > shape.vocab:
-            raise UserError(f"{file} has {inner.get_vocab_size()} tokens, the text tower only {shape.vocab}")
+        if (tokens := 1 + max(inner.get_vocab().values())) > shape.vocab:
+            raise UserError(f"{file} has {tokens} tokens, the text tower only {shape.vocab}")
         return cls(inner, sos, eot, shape.context)
 
     def __call__(self, text: str) -> list[int]:

@@ -33,6 +33,7 @@ class Method(Options):
     lent: ClassVar[str] = ""  # caption of a shared model that is tested with the mean of what clients keep; empty: none
     class_rows: ClassVar[tuple[str, ...]] = ()  # as Tuner.class_rows, of what the method adds to the tuner's parameters
     iterates: ClassVar[bool] = False  # True: a prediction is searched for until it is good enough, picture by picture
+    by_picture: ClassVar[bool] = False  # True: see `mixing`
     everyone_first: ClassVar[bool] = False  # all clients in round 0, so that each owns its local parameters
 
     local: LocalTraining = LocalTraining()  # epochs, batch, lr …
@@ -47,6 +48,13 @@ class Method(Options):
         """How many of the last shared rounds are unlike the others: what reads `server.rounds` has some. A run that has
         done one of them cannot be made longer."""
         return 0
+
+    @property
+    def mixing(self) -> str:
+        """How a client's training mixes its pictures; empty where the gradient of a batch is the mean of its pictures',
+        each by itself, and all that a client sends are parameters that `local_update` reached by it, and counts to each
+        of which a picture adds 1 at most."""
+        return "" if self.by_picture else "does not say that its clients train picture by picture (Method.by_picture)"
 
     def scopes(self, theta: Params) -> dict[str, Scope]:
         """Who owns each parameter."""
@@ -75,7 +83,8 @@ class Method(Options):
         self, gradient: Gradient, me: Me, theta: Params, data: Samples, fixed: Collection[str] = ()
     ) -> Reply:
         """The reply of a client that follows a gradient over its data."""
-        return Reply(optimise(gradient, theta, data, self.local, me.round, me.rng, fixed), weight=len(data))
+        trained = optimise(gradient, theta, data, self.local, me.round, me.rng, fixed, steps=me.steps)
+        return Reply(trained, weight=len(data))
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return replace(server, params={**server.params, **weighted_mean(replies)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from .lockstep import ask
-from .types import Batch, Options, Params, Samples
+from .types import Batch, Options, Params, Samples, Steps
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Gradient = Callable[[Params, Batch], Params]
@@ -128,6 +128,7 @@ def optimise(
     rng: torch.Generator,
     fixed: Collection[str] = (),
     velocity: Params | None = None,
+    steps: Steps | None = None,
 ) -> Params:
     """Where an optimiser gets to from theta, which stays as it was, by a gradient over a client's batches. `velocity`
     is sgd's momentum to begin with, and holds the last one afterwards."""
@@ -135,12 +136,21 @@ def optimise(
     optimiser = Optimiser(local, now, velocity)
     for epoch in range(local.epochs):
         rate = local.rate(round_, epoch)
-        for batch in data.batches(local.batch, local.drop_last, rng):
-            grads = gradient(now, batch)
+        for grads in (steps or plain_steps)(gradient, now, data, local.batch, local.drop_last, rng):
             optimiser.step(clipped(grads, local.clip) if local.clip else grads, rate)
     if velocity is not None:
         velocity |= {name: buffer for name, buffer in optimiser.velocity.items() if buffer is not None}
-    return {name: value.detach() for name, value in now.items()}
+    found = {name: value.detach() for name, value in now.items()}
+    if steps is not None:
+        steps.arrived(found)
+    return found
+
+
+def plain_steps(
+    gradient: Gradient, theta: Params, data: Samples, size: int, drop_last: bool, rng: torch.Generator
+) -> Iterator[Params]:
+    for batch in data.batches(size, drop_last, rng):
+        yield gradient(theta, batch)
 
 
 def clipped(grads: Params, most: float) -> Params:

@@ -92,12 +92,37 @@ class Samples(Protocol):
     def counts(self) -> Tensor: ...
     def views(self, size: int = 512) -> Iterator[View]: ...
     def batches(self, size: int, drop_last: bool, rng: torch.Generator) -> Iterator[Batch]: ...
+    def some(self, index: Tensor, rng: torch.Generator) -> Batch:
+        """Those in these places."""
+
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
     def balanced(self, begin: Callable[[Tensor], Balance]) -> Samples:
         """The same samples, whose batches carry the Balance that `begin` makes of their label counts."""
 
     def split(self, fraction: float) -> tuple[Samples, Samples]:
         """What is left, and a held-out slice of about this fraction: the same two parts every time."""
+
+
+class Steps(Protocol):
+    """Where the gradients come from that a client's optimiser follows, if not simply from its batches."""
+
+    reached: Params | None
+
+    @abstractmethod
+    def __call__(
+        self,
+        gradient: Callable[[Params, Batch], Params],
+        theta: Params,
+        data: Samples,
+        size: int,
+        drop_last: bool,
+        rng: torch.Generator,
+    ) -> Iterator[Params]:
+        """Of an epoch, at theta as it is by then."""
+
+    @abstractmethod
+    def arrived(self, theta: Params) -> None:
+        """Where they have led."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,7 @@ class Me:
     inbox: Params
     rng: torch.Generator
     predict: Callable[[Tensor], Tensor]  # (B, C) logits of this client's own model as it is now
+    steps: Steps | None = None  # None: as they are
 
 
 @dataclass(frozen=True)

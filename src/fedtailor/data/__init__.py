@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from ..base.errors import UserError, unknown
+from ..base.errors import UserError, shortened, unknown
+from ..base.folders import user_path
 from ..base.progress import ProgressFn
 from ..base.rng import numpy_generator
 from .check import Checked, Finding, check
@@ -52,18 +53,19 @@ FORMS: dict[str, Callable[..., Dataset]] = {"folder": own.folder, "csv": own.tab
 def default_root() -> Path:
     """Where downloads are looked for: $FEDTAILOR_DATA, or a folder of the user's cache."""
     chosen = os.environ.get("FEDTAILOR_DATA")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fedtailor")) / "data"
+    return user_path(chosen) if chosen else Path(platformdirs.user_cache_dir("fedtailor")) / "data"
 
 
 def find_source(name: str, **options: Any) -> Source:
     """`options` are for the loaders of a user's own pictures."""
     form, colon, path = name.partition(":")
     if colon and form in FORMS:
-        return Source(lambda _: FORMS[form](Path(path).expanduser(), **options))
+        return Source(lambda _: FORMS[form](user_path(path), **options))
     if name not in DATASETS:
-        where = Path(path if colon else name).expanduser()
+        where = user_path(path if colon else name)
         if fits := "folder" if where.is_dir() else "csv" if where.suffix.lower() == ".csv" else "":
-            raise UserError(f"unknown dataset {name!r}; for your own pictures write {fits}:{path if colon else name}")
+            todo = f"for your own pictures write {fits}:{path if colon else name}"
+            raise UserError(f"unknown dataset {shortened(name)}; {todo}")
         raise unknown("dataset", name, [*DATASETS, *(f"{form}:PATH" for form in FORMS)], "fedtailor list datasets")
     return DATASETS[name]
 
@@ -71,7 +73,7 @@ def find_source(name: str, **options: Any) -> Source:
 def find_sites(name: str) -> int:
     """How many sites a user's own training pictures come from, where folders or a table tell; 0: they do not."""
     form, _, path = name.partition(":")
-    if form not in FORMS or not Path(path).expanduser().exists():
+    if form not in FORMS or not user_path(path).exists():
         return 0  # opening it will say what is wrong
     sites = find_source(name, must_train=False).load(Path()).train.sites
     return 0 if sites is None else len(np.unique(sites))
@@ -150,7 +152,7 @@ def check_dataset(name: str, root: Path | None = None, progress: ProgressFn | No
     source, (form, _, path) = find_source(name), name.partition(":")
     try:
         dataset = replace(source.load(root or default_root()), name=name)
-        layout = own.layout_of(Path(path).expanduser()) if form == "folder" else None
+        layout = own.layout_of(user_path(path)) if form == "folder" else None
     except UserError as error:
         return Checked(name, [Finding(str(error), 1, wrong=True)], {})
     return check(dataset, source.sizes, layout, form in FORMS, progress)

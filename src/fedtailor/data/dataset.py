@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .paper import AS_CLIP, PaperPreprocess, Pixels
-from .pictures import BROKEN, DICOM, BrokenPicture, open_picture, read_picture
+from .pictures import BROKEN, DICOM, BrokenPicture, open_picture, read_picture, unreachable
 
 Indices = NDArray[np.int64]
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
@@ -88,8 +88,8 @@ class FileImages:
         for path in self.paths:
             try:
                 stat = (self.root / path).stat()
-            except FileNotFoundError as error:
-                raise BrokenPicture(self.root / path, "there is no such file") from error
+            except (OSError, ValueError) as error:  # not there, or no path at all
+                raise BrokenPicture(self.root / path, unreachable(error)) from error
             digest.update(repr((path, stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 

@@ -1,10 +1,12 @@
 """A dataset and who holds what of it."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ..base.errors import UserError
+from ..base.names import told_apart
 from ..base.rng import numpy_generator
 from .dataset import Dataset, Indices, Rng, Split, by_label, histogram
 from .partitions.base import Partition, Share, Shares
@@ -29,6 +31,15 @@ class Federation:
     @property
     def clients(self) -> int:
         return len(self.shares)
+
+    def name_of(self, k: int) -> str:
+        """What records call a client: by its name, else by its number. Below 0 is the server, with data of its own."""
+        return "server" if k < 0 else self.names[k] if self.names else str(k)
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """What records call the classes."""
+        return told_apart(self.dataset.classes)
 
     @property
     def sizes(self) -> Indices:

@@ -43,10 +43,12 @@ def read_picture(path: Path) -> Pixels:
             if (pixels := math.prod(picture.size)) > LIMIT:
                 raise BrokenPicture(path, f"it has {pixels:,} pixels, and {LIMIT:,} are the most that is read")
             return to_rgb(picture)
-    except FileNotFoundError as error:
-        raise BrokenPicture(path, "there is no such file") from error
     except BROKEN as error:
-        raise BrokenPicture(path, str(error)) from error
+        raise BrokenPicture(path, unreachable(error)) from error
+
+
+def unreachable(error: Exception) -> str:
+    return "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def open_picture(path: Path | BinaryIO) -> Image.Image:

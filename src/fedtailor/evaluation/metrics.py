@@ -58,9 +58,9 @@ class Score:
     def overall(self) -> float | None:
         return self.values["overall"]
 
-    def row(self) -> dict[str, Any]:
-        """As rounds.jsonl has it."""
-        return {**self.values, "worst": self.worst, "per_class": list(self.per_class)}
+    def row(self, classes: Sequence[str]) -> dict[str, Any]:
+        """As rounds.jsonl has it, with the classes' names."""
+        return {**self.values, "worst": self.worst, "per_class": dict(zip(classes, self.per_class, strict=True))}
 
 
 @dataclass(frozen=True, eq=False)

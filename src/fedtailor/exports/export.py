@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..base.errors import UserError, unknown
 from ..base.progress import ProgressFn
@@ -111,7 +112,7 @@ def whole(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         part.rename(folder)
-    except OSError as error:  # a full disk, say
+    except (OSError, SafetensorError) as error:  # a full disk, say
         raise UserError(f"cannot write {folder}, nothing is kept: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

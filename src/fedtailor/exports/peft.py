@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..base.documents import json_object
 from ..clip.block import Deltas, LowRank
-from ..clip.layouts import from_hugging_face, read_json, to_hugging_face
+from ..clip.layouts import from_hugging_face, to_hugging_face
 from ..clip.load import fill
 from ..clip.model import Clip
 from ..report.model_card import backbone
@@ -81,7 +82,7 @@ class Peft(Format):
         write_classifier(folder, self.found, self.clip.scale)
 
     def answer(self, folder: Path, pixels: Tensor) -> Tensor:
-        config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
+        config, tensors = json_object((folder / CONFIG).read_bytes()), load_file(folder / WEIGHTS)
         scale, weights = config["lora_alpha"] / config["r"] ** 0.5, to_hugging_face(self.clip)
         for module in config["target_modules"]:
             A, B = (tensors[f"{PREFIX}{module}.lora_{which}.weight"] for which in "AB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
 import tomllib
@@ -15,8 +16,12 @@ from flwr.supercore.constant import TaskType
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..data import FORMS
-from ..remote.client import RemoteClient
-from .init import need_file
+from ..remote.client import RemoteClient, Session
+from ..remote.messages import Invitation
+from ..remote.policy import SitePolicy, read_policy
+from ..settings.run import Run
+from . import pki
+from .init import POLICY, need_file
 from .messages import client_app
 from .process import ManagedProcess, until_signal
 from .sites import site_session
@@ -30,6 +35,11 @@ class SiteFolder:
     folder: Path
     server: str
     client: int
+
+    @property
+    def known_as(self) -> str:
+        """The server, for the site's log: its address, and the certificate that the site knows it by."""
+        return f"{self.server}, certified by {pki.certificate_fingerprint((self.folder / 'ca.pem').read_bytes())}"
 
     @classmethod
     def open(cls, folder: Path, client: int | None = None) -> SiteFolder:
@@ -49,16 +59,38 @@ class SiteFolder:
         return home
 
 
-def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "") -> None:
+def find_policy(home: Path, given: Path | None = None) -> SitePolicy:
+    """The file that is given, else the one in the site's folder; where there is none, the defaults hold."""
+    path = home / POLICY if given is None else given
+    if given is None and not path.is_file():
+        log.warning("there is no %s: this site keeps to the default policy", path)
+        return SitePolicy()
+    log.info("policy: %s", path)
+    return read_policy(path)
+
+
+def open_site(
+    home: Path, policy: SitePolicy, data: str, backbone: str = "", device: str = "", *, server: str
+) -> RemoteClient:
+    def make_session(invitation: Invitation, run: Run) -> Session:
+        return site_session(invitation, run, policy, data, backbone, device)
+
+    return RemoteClient(home / "state", make_session, policy, server)
+
+
+def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "", policy: Path | None = None) -> None:
     """Serve until a signal ends it. Whatever ends it, what it keeps is on disk by then."""
     form, _, path = data.partition(":")
     if form in FORMS and not Path(path).exists():
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
-    site = RemoteClient(home.folder / "state", lambda invitation: site_session(invitation, data, backbone, device))
-    serve_site(home, client_app(lambda kind, data, context: site.handle(data)))
+    allowed = find_policy(home.folder, policy)
+    site = open_site(home.folder, allowed, data, backbone, device, server=home.known_as)
+    most = allowed.megabytes_in * 1e6
+    serve_site(home, client_app(lambda kind, data, context: site.handle(data), most), most)
 
 
-def serve_site(home: SiteFolder, app: ClientApp) -> None:
+def serve_site(home: SiteFolder, app: ClientApp, most: float = math.inf) -> None:
+    """`most`: bytes of a message. What has more is refused, and of what has twice as much the rest is not fetched."""
     over = until_signal()
     flwr, secret = home.folder / "flwr", secrets.token_hex(32).encode()
     with socket.socket() as probe:
@@ -74,5 +106,8 @@ def serve_site(home: SiteFolder, app: ClientApp) -> None:
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
         log.info("client %d: for the server at %s", home.client, home.server)
-        with ManagedProcess("fedtailor.flower.supernode", words, home.folder / "log" / "supernode.log", flwr):
+        limit = [str(2 * most)]
+        with ManagedProcess(
+            "fedtailor.flower.supernode", [*limit, *words], home.folder / "log" / "supernode.log", flwr
+        ):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)

@@ -27,6 +27,7 @@ from ..base.version import __version__
 from ..settings.keys import checked
 from . import pki
 
+POLICY = "policy.toml"  # of a site
 TEMPLATES = files(__package__) / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
 

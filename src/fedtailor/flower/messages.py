@@ -12,7 +12,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from ..base.errors import UserError
+from ..remote.client import Order
 from ..remote.engine import Received
+from ..remote.refusal import Refused
 
 KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
 DATA = "data"
@@ -28,7 +30,7 @@ def wrap(data: bytes) -> RecordDict:
     return RecordDict({str(n): ConfigRecord({DATA: piece}) for n, piece in enumerate(pieces)})
 
 
-def unwrap(content: RecordDict, most: float = math.inf) -> bytes:
+def unwrap(content: RecordDict, most: float = math.inf, key: str = "plan.limit") -> bytes:
     """The bytes; an error if there are too many, before they are put together.
 
     Flower's own arrays are put together first: a short message that names one piece ten thousand times fills memory.
@@ -38,16 +40,26 @@ def unwrap(content: RecordDict, most: float = math.inf) -> bytes:
     if not all(isinstance(piece, bytes) for piece in pieces):
         raise TypeError("a message is made of bytes")
     if (size := sum(map(len, pieces))) > most:  # type: ignore[arg-type]
-        raise UserError(f"a message of {size / 1e6:.0f} MB, more than the {most / 1e6:.0f} allowed (plan.limit)")
+        raise UserError(f"a message of {size / 1e6:.0f} MB, more than the {most / 1e6:.0f} allowed ({key})")
     return b"".join(pieces)  # type: ignore[arg-type]
 
 
-def client_app(reply: Callable[[str, bytes, Context], bytes]) -> ClientApp:
-    """A ClientApp that passes every message on and its reply back. Flower's own state of a client stays empty."""
+def read(content: RecordDict, most: float) -> Order:
+    try:
+        return unwrap(content, most, "megabytes_in")
+    except UserError as error:
+        return Refused("too-large", str(error))
+    except (KeyError, AttributeError, TypeError) as error:
+        return Refused("unreadable", f"not a message of ours ({error!r})")
+
+
+def client_app(reply: Callable[[str, Order, Context], bytes], most: float = math.inf) -> ClientApp:
+    """A ClientApp that passes every message of at most so many bytes on, or why it does not, and the reply back.
+    Flower's own state of a client stays empty."""
     app = ClientApp()
 
     def handle(kind: str, message: Message, context: Context) -> Message:
-        return Message(wrap(reply(kind, unwrap(message.content), context)), reply_to=message)
+        return Message(wrap(reply(kind, read(message.content, most), context)), reply_to=message)
 
     for kind in KINDS:
         category, action = kind.split(".")

@@ -102,3 +102,8 @@ def fingerprint(public: bytes) -> str:
     """Of a public key in OpenSSH format: what `ssh-keygen -l` prints."""
     digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def certificate_fingerprint(pem: bytes) -> str:
+    """What `openssl x509 -noout -fingerprint -sha256` prints, in small letters and without colons."""
+    return "SHA256:" + x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()

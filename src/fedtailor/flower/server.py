@@ -171,7 +171,7 @@ class RoundLog(Callback):
         if record.shared and record.shared.overall is not None:
             told += f", accuracy {record.shared.overall:.1f}%"
         if record.dropped:
-            told += f", without {', '.join(f'client {k} ({why})' for k, why in record.dropped.items())}"
+            told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
         log.info("%s", told)
 
 

@@ -19,8 +19,9 @@ from flwr.serverapp import Grid, ServerApp
 from ..base.errors import UserError
 from ..base.keys import flat
 from ..client.job import ClientState
-from ..remote.client import RemoteClient, simulated_session
+from ..remote.client import Order, RemoteClient, simulated_session
 from ..remote.engine import Received, RemoteEngine, run_id
+from ..remote.policy import ANYTHING
 from ..settings.run import Run, make_run
 from ..simulation.build import Experiment, build
 from . import need
@@ -42,10 +43,11 @@ def built(document: str) -> Experiment:
 
 @cache
 def client(document: str, folder: Path, who: int) -> RemoteClient:
-    return RemoteClient(folder / f"client-{who}", lambda invited: simulated_session(built(document), invited.client))
+    at = folder / f"client-{who}"
+    return RemoteClient(at, lambda invited, _: simulated_session(built(document), invited.client), ANYTHING, "here")
 
 
-def reply(document: str, folder: Path, kind: str, data: bytes, context: Context) -> bytes:
+def reply(document: str, folder: Path, kind: str, data: Order, context: Context) -> bytes:
     """What a node does with a message, in whichever process Ray has put it."""
     who = int(context.node_config["partition-id"])
     return str(who).encode() if kind == "query.who" else client(document, folder, who).handle(data)

@@ -1,14 +1,12 @@
 """What a run needs at each place of a deployment: the server's experiment, and a site's session."""
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..base.errors import UserError
-from ..base.keys import flat
-from ..clip.load import BUNDLED, load
+from ..clip.load import BUNDLED, LAB, download, load
 from ..data import for_server, for_site
 from ..data.dataset import Dataset
 from ..data.federation import Federation
@@ -16,7 +14,9 @@ from ..data.groups import Groups
 from ..data.partitions.base import Share
 from ..remote.client import Session
 from ..remote.messages import Invitation
-from ..settings.run import Run, make_run
+from ..remote.policy import SitePolicy, backbone_of
+from ..remote.refusal import Refused
+from ..settings.run import Run
 from ..simulation.build import Experiment, assemble, with_clip_note
 
 
@@ -39,29 +39,44 @@ def server_experiment(run: Run) -> Experiment:
     return assemble(run, in_one_place(nothing), groups, load(run.backbone.name), alone=False)
 
 
-def site_session(invitation: Invitation, data: str, backbone: str = "", device: str = "") -> Session:
+def site_session(
+    invitation: Invitation, run: Run, policy: SitePolicy, data: str, backbone: str = "", device: str = ""
+) -> Session:
     """A site's: its own pictures under the federation's class names, and the CLIP that the server has."""
-    given = flat(tomllib.loads(invitation.settings))
-    theirs = given["backbone.name"]
-    if not backbone and theirs != BUNDLED and Path(theirs).is_absolute():
-        raise UserError("the server's CLIP is a file of its own; start this client with --backbone PATH of the same")
-    # The server's settings, except for what each site decides itself.
-    own = {"data.name": data, "data.root": "", "data.template": invitation.template}
-    own |= {"backbone.name": backbone or theirs, **({"backbone.device": device} if device else {})}
-    run = make_run(settings={**given, **own})
-    dataset = for_site(data, None, invitation.classes, run.data.broken)
-    dataset = replace(dataset, template=invitation.template, paper=invitation.paper)
+    name = backbone or own_backbone(invitation, policy)
+    own_data = {"name": data, "template": invitation.template}
+    own_clip = {"name": name, **({"device": device} if device else {})}
+    run = run.model_copy(
+        update={"data": run.data.model_copy(update=own_data), "backbone": run.backbone.model_copy(update=own_clip)}
+    )
+    try:
+        dataset = for_site(data, None, invitation.classes, run.data.broken)
+    except UserError as error:
+        raise Refused("pictures", str(error)) from error
+    dataset = policy.fit(replace(dataset, template=invitation.template, paper=invitation.paper))
     if run.method.value.trains and not len(dataset.train):
-        raise UserError(f"{data} has no pictures to train on")
-    checkpoint = load(run.backbone.name)
+        raise Refused("pictures", f"{data} has no pictures to train on")
+    checkpoint = load(name)
     if checkpoint.digest != invitation.weights:
-        raise UserError(
-            f"the CLIP {run.backbone.name} here has the hash {checkpoint.digest[:12]}, the server's has "
-            f"{invitation.weights[:12]}; give this client the same weights with --backbone"
+        raise Refused(
+            "weights",
+            f"the CLIP {name} here has the hash {checkpoint.digest[:12]}, the server's has "
+            f"{invitation.weights[:12]}; give this client the same weights with --backbone",
         )
     groups = Groups.of_known(invitation.groups, len(invitation.classes))
     made = assemble(run, in_one_place(dataset), groups, checkpoint, alone=False)
     return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
+
+
+def own_backbone(invitation: Invitation, policy: SitePolicy) -> str:
+    """Of what a server may name: a CLIP that comes with fedtailor, or one of the hub at a commit that the policy names.
+    Anything else, a path above all, is not looked for, whether it is there or not."""
+    name = backbone_of(invitation)
+    if name in (BUNDLED, *LAB):
+        return name
+    if name in policy.hub:
+        return str(download(name, policy.hub[name]))
+    raise Refused("backbone", f"the server's CLIP is {name!r}; start this client with --backbone PATH of the same")
 
 
 def in_one_place(dataset: Dataset) -> Federation:

@@ -8,13 +8,15 @@ import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..base.errors import Interrupted, UserError
 from ..base.files import is_locked
 from ..base.polling import Backoff
+from ..base.terminal import Terminal
 from ..runs.callback import Callback
+from ..runs.result import read_result
 from .deployment import FAILURE, Deployment
 
 
@@ -42,7 +44,7 @@ def state_of(deployment: Deployment, name: str) -> str:
 def follow(deployment: Deployment, name: str, progress: Callback) -> dict[str, Any]:
     """Watch a run until it is over. Returns its summary; an error if it failed or was stopped."""
     if not is_locked(deployment.folder):
-        Console(stderr=True).print("the server is not running; the run begins when it is started", style="yellow")
+        Terminal(stderr=True).print("the server is not running; the run begins when it is started", style="yellow")
     total, pause = deployment.asked(name)[0].rounds, Backoff(0.1, 0.5)
     try:
         while deployment.is_asked(name):
@@ -59,7 +61,7 @@ def follow(deployment: Deployment, name: str, progress: Callback) -> dict[str, A
         raise UserError(f"{name} failed: {(folder / FAILURE).read_text()}")
     if state != "finished":
         raise UserError(f"{name} was stopped; go on with: fedtailor flower run {deployment.root} --resume {name}")
-    return dict(json.loads((folder / "result.json").read_text()))
+    return read_result(folder)
 
 
 def collect(deployment: Deployment) -> dict[str, Any]:

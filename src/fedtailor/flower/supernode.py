@@ -1,19 +1,22 @@
-"""Flower's SuperNode as a process of ours: `python -m fedtailor.flower.supernode PARENT OPTIONS…`
+"""Flower's SuperNode as a process of ours: `python -m fedtailor.flower.supernode PARENT LIMIT OPTIONS…`
 
 It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
 server may send along. It ends when that process does.
 
 It looks for messages every half second while there is work; Flower's 3 s are most of what a short pass takes. And it
 sends a reply as soon as there is one; Flower's looks for replies only after a message, and takes any for the one to
-that message: after a late one, as when the server was restarted, the next would be stuck.
+that message: after a late one, as when the server was restarted, the next would be stuck. Of a message that is longer
+than the limit, in bytes, it does not fetch the rest; Flower's fetches any.
 """
 
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -22,14 +25,32 @@ from ..base.polling import Backoff
 PAUSES = 0.5, 3.0, 1.04  # seconds between two looks for a message: at first, at most (after a minute), and their growth
 
 
+PullObject = Callable[[int, str], bytes]
+
+
+def limited(pull_object: PullObject, limit: float) -> PullObject:
+    """For one message, whose pieces several threads may pull."""
+    sizes: list[int] = []
+
+    def pull(run: int, name: str) -> bytes:
+        if (size := sum(sizes)) > limit:
+            raise ObjectPullError(name, f"the message has more than {limit / 1e6:.0f} MB, {size / 1e6:.0f} so far")
+        piece = pull_object(run, name)
+        sizes.append(len(piece))
+        return piece
+
+    return pull
+
+
 def main() -> None:
     start_parent_process_monitor(int(sys.argv[1]))
-    sys.argv = ["flower-supernode", *sys.argv[2:]]
+    limit = float(sys.argv[2])
+    sys.argv = ["flower-supernode", *sys.argv[3:]]
     pull, pause = internal._pull_and_store_message, Backoff(*PAUSES)
 
-    def pull_or_push(*, state: Any, **more: Any) -> int | None:
+    def pull_or_push(*, state: Any, pull_object: PullObject, **more: Any) -> int | None:
         """Other than None makes the node look for replies; it then waits for none, since there are some."""
-        got = pull(state=state, **more)
+        got = pull(state=state, pull_object=limited(pull_object, limit), **more)
         if got is None:
             with state.lock_msg_store:
                 unsent = [entry.message for entry in state.msg_store.values() if not entry.is_retrieved]

@@ -6,7 +6,7 @@ fedtailor is ever run.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Event
@@ -23,7 +23,7 @@ from flwr.supercore import interceptors
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable import inflatable_protobuf_utils as protobuf
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
@@ -31,11 +31,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import push_message
 
+from ..base.errors import UserError
 from ..base.polling import Backoff
 
 log = logging.getLogger("fedtailor.flower")
 PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at most (after some 20 s), and their growth
 PATIENCE = 30.0  # seconds in which the other side may come back
+OURS = {"Message", "RecordDict", "ConfigRecord"}  # what our messages are made of (messages.py)
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -131,10 +133,17 @@ def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Co
         except ObjectPullError:
             await_more(runtime)
     protobuf.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
+    check_kinds(contents.values())
     message = inflate_object_from_contents(name, contents)
     assert isinstance(message, Message)
     message.metadata.__dict__["_message_id"] = name  # a message as sent cannot hold it
     return message, context
+
+
+def check_kinds(contents: Iterable[bytes]) -> None:
+    """Flower would put its own arrays together at once, and a short one may name the same piece ten thousand times."""
+    if other := {get_object_type_from_object_content(content) for content in contents} - OURS:
+        raise UserError(f"a message with {', '.join(sorted(other))} in it, which is not of ours")
 
 
 def await_more(runtime: Runtime) -> None:

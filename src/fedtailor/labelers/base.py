@@ -6,6 +6,7 @@ never the true labels. A client that misses a labeling keeps its old labels, or 
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -15,6 +16,8 @@ INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # wh
 
 
 class Labeler(Options):
+    by_picture: ClassVar[bool] = False  # True: whether a picture is labelled, and how, depends on no other
+
     refresh: int = Field(0, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")
 
     def due(self, t: int) -> bool:

@@ -31,6 +31,8 @@ class SelfLabeler(Labeler):
 
 
 class ZeroShotLabels(SelfLabeler):
+    by_picture = True
+
     def labels(self, probs: Tensor, t: int) -> Params:
         return {INDEX: torch.arange(len(probs)), LABEL: probs.argmax(1)}
 

@@ -6,7 +6,8 @@ Notation: P_g → general.ctx, P_c → class.ctx, F → couple.0.*, z' → z, t_
 whether F couples them to the image tower, is the tuner: coupled+class_prompt, or one of its parts (Tables 4, 5).
 Departures, all of them in docs/methods/capt.md: the integrated prompt has a loss of its own (la; not in Eq. 4),
 Comp is over all classes and clients are joined by complete linkage, rows are masked by the batch's classes, P_g has
-three rows and P_c one, rewards are measured on held-out data. preset=published takes back all but the last.
+three rows and P_c one, rewards are measured on held-out data. preset=published takes back all but the last. Beyond
+the paper: clusters.by=prompts, without histograms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from ..algorithms.bandit import BanditSettings
 from ..algorithms.clustering import ClusterSettings
-from ..algorithms.counts import TABLES, accuracy_and_f1, class_rows, recount, take_census, validate
+from ..algorithms.counts import TABLES, accuracy_and_f1, class_rows, estimate, recount, take_census, validate
+from ..base.errors import UserError
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server
 from ..core.losses import log_prior, one_hot, task_loss
@@ -56,8 +58,21 @@ class CAPT(Method):
 
     @property
     def counted(self) -> bool:
-        """Whether the server knows clients' label counts."""
+        """Whether clients send their label counts."""
+        return self.informed and self.clusters.by == "counts"
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the server takes them from how far class-aware prompts have moved."""
+        return self.informed and self.clusters.by == "prompts"
+
+    @property
+    def informed(self) -> bool:
         return self.prior or self.clustering or self.floor >= 0
+
+    @property
+    def mixing(self) -> str:
+        return "masks rows by the classes of a batch; take method.mask=sample" if self.mask == "batch" else ""
 
     def scopes(self, theta: Params) -> dict[str, Scope]:
         return resolve(self.share, theta, idle_too=True)  # a tuner may lack one of the prompts, or the coupling
@@ -65,22 +80,40 @@ class CAPT(Method):
     def names(self, theta: Params, scope: Scope) -> list[str]:
         return [name for name, owner in self.scopes(theta).items() if owner == scope]
 
+    def init(self, model: Model, rng: torch.Generator) -> Params:
+        theta = super().init(model, rng)
+        if self.estimated and not self.names(theta, SIMILAR):
+            raise UserError("by=prompts goes by class-aware prompts; take tuner=coupled+class_prompt, or by=counts")
+        return theta
+
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        if self.estimated and self.bandit and not server.validates:
+            raise UserError(
+                "by=prompts is to send no counts, and the bandit's reward is tables of what clients hold out; "
+                "take method.bandit=false, or let the server validate, as with data.server=0.1"
+            )
         if self.counted:
             server = take_census(server, self.census, each)
         server, arms = self.schedule.draw(server) if self.bandit else (server, [self.period])
         unite = server.round % arms[-1] == 0 or (self.last and server.round == server.rounds - 1)
         inbox = {"since": server.state.get("since", torch.tensor(0)), "whole": torch.tensor(unite)}
         inbox["held"] = torch.tensor(self.bandit and not server.validates)
-        inbox |= {"counts": server.state["counts"].sum(0)} if self.counted else {}
+        if self.informed and "counts" in server.state:  # estimates come after the first round
+            inbox["counts"] = server.state["counts"].sum(0)
         replies = each(self.train, server, cohort, dict.fromkeys(cohort, inbox))  # Alg. 1, l. 4–6
         server = recount(server, replies) if self.counted else server
+        server = self.estimate(server, replies) if self.estimated else server
         server, members = self.clustered(server, replies)  # Alg. 1, l. 7–10
         server = self.united(server, members) if unite else server  # Alg. 1, l. 11, 12
         if unite and self.bandit:
             examined = each(self.examine, server, [OWN] if server.validates else cohort)
             server = self.schedule.learn(server, arms, accuracy_and_f1(examined.values()))  # Alg. 1, l. 13
         return server
+
+    def estimate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
+        (name,), scopes = self.names(server.params, SIMILAR), self.scopes(server.params)
+        moved = {k: r.params[name] - server.params_for(k, scopes)[name] for k, r in replies.items()}
+        return estimate(server, moved, {k: r.weight for k, r in replies.items()})
 
     def census(self, model: Model, me: Me, theta: Params) -> Reply:
         return Reply({}, stats={"counts": me.data.counts()})
@@ -93,7 +126,7 @@ class CAPT(Method):
         reply = self.local_update(self.gradient(model, {**theta, **inbox}), me, theta, data)
         sent = {n: v for n, v in reply.params.items() if inbox["whole"] or n not in coupling}
         kept = {"since": inbox["since"], **{name: reply.params[name] for name in coupling}}
-        stats = {**reply.stats, "counts": me.data.counts()} if "counts" in inbox else reply.stats
+        stats = {**reply.stats, "counts": me.data.counts()} if self.counted else reply.stats
         return replace(reply, params=sent, stats=stats, keep=kept)
 
     def gradient(self, model: Model, start: Params) -> Gradient:
@@ -107,7 +140,8 @@ class CAPT(Method):
 
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         bend, z = model.bend(theta), model.image(theta, batch.x, batch.rng)
-        log_pi = log_prior(start["counts"]).to(z.device) if self.prior else z.new_zeros(model.classes)
+        known = self.prior and "counts" in start
+        log_pi = log_prior(start["counts"]).to(z.device) if known else z.new_zeros(model.classes)
         general, own = bend.shared is not None, bend.own is not None
         weights = {"shared": self.ge * general, "own": self.lam * own}
         # With prompts of one kind, the integrated prompt is that kind's: its loss is not counted twice.

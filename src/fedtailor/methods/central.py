@@ -8,6 +8,10 @@ from ..core import OWN, Method
 
 
 class Central(Method):
+    @property
+    def mixing(self) -> str:
+        return "has everyone's pictures in one place, where none is counted"
+
     @classmethod
     def everyone(cls, clients: int) -> list[int]:
         return [OWN]  # the server, which has everyone's data

@@ -34,6 +34,10 @@ class CReFF(Method):
     retrain_batch: int = Field(32, ge=1, description="of these passes")
     retrain_lr: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these passes")
 
+    @property
+    def mixing(self) -> str:
+        return "sends the gradients of whole classes" if self.m else ""
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         theta = model.init(rng)
         return {**theta, WEIGHT: theta["head.weight"].clone(), BIAS: theta["head.bias"].clone()} if self.m else theta

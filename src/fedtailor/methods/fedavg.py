@@ -10,4 +10,4 @@ from ..core import Method
 
 
 class FedAvg(Method):
-    pass
+    by_picture = True

@@ -21,6 +21,10 @@ class FedCLIP(Method):
     against: Literal["classes", "captions"] = Field("classes", description="what a picture is told from, in the loss")
     equal: bool = Field(False, description="clients weigh the same, however many samples they have")
 
+    @property
+    def mixing(self) -> str:
+        return "compares the pictures of a batch; take method.against=classes" if self.against == "captions" else ""
+
     def loss(self, model: Model, theta: Params, batch: Batch, start: Params) -> Tensor:
         if self.against == "classes":
             return super().loss(model, theta, batch, start)

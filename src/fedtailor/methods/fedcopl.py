@@ -14,6 +14,7 @@ from ..core import GLOBAL, LOCAL, Method, Params, Scope, resolve
 class FedCoPL(Method):
     share = {"visual.*": GLOBAL, "text.*": LOCAL}
     neutral = {"share_text": True}
+    by_picture = True
 
     share_visual: bool = Field(True, description="average the visual prompts, Eq. 4; false: they stay (Table 6)")
     share_text: bool = Field(False, description="average the text prompts too; false: they stay (Table 6)")

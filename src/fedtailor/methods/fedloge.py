@@ -22,6 +22,7 @@ NEVER = -1e10  # the logit of a class that a client does not have
 class FedLoGe(Method):
     share = {"etf.*": FIXED, "local.*": LOCAL, "*": GLOBAL}
     everyone_first = True
+    by_picture = True
 
     beta: float = Field(0.6, ge=0, lt=1, title="β", description="share of the frame's entries that are zero")
     length: float = Field(1.0, gt=0, allow_inf_nan=False, description="of a class's row in the frame")

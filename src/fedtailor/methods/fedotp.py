@@ -18,6 +18,7 @@ class FedOTP(TwoBranches):
     reads = "patches"
     iterates = True
     everyone_first = True
+    by_picture = True
 
     eps: float = Field(0.1, ge=1e-3, description="weight of the plan's entropy: the smaller, the sharper")
     gamma: float = Field(0.8, gt=0, le=1, title="γ", description="how much of a picture the prompts take, together")

@@ -22,6 +22,7 @@ ANCHOR = "anchor"
 
 class FedPGP(TwoBranches):
     everyone_first = True
+    by_picture = True
 
     rank: int = Field(4, ge=1, title="b", description="of the personal change")
     mu: float = Field(1.0, ge=0, allow_inf_nan=False, title="μ", description="weight of the contrast, Eq. 7")

@@ -13,6 +13,7 @@ from ..core import Batch, Method, Model, Params
 
 class FedProx(Method):
     neutral = {"mu": 0.0}
+    by_picture = True
 
     mu: float = Field(0.5, ge=0, allow_inf_nan=False, title="μ", description="weight of the pull, FedProx Eq. 2")
 

@@ -35,6 +35,10 @@ class FedPuReL(TwoBranches):
     personal_lr: float = Field(1e-3, gt=0, description="of plain SGD in the personal passes")
 
     @property
+    def mixing(self) -> str:
+        return "projects the gradient of a whole batch"
+
+    @property
     def closing(self) -> int:
         return int(self.T_p > 0)
 

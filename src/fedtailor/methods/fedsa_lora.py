@@ -13,4 +13,5 @@ from ..core import GLOBAL, LOCAL, Method
 class FedSALora(Method):
     share = {"*.A": GLOBAL, "*.B": LOCAL}
     everyone_first = True
+    by_picture = True
     lent = "global: with the average of the clients' own B, for evaluation only (none where clients are remote)"

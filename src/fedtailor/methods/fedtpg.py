@@ -12,5 +12,7 @@ from ..core import Method, Reply, Server, even
 
 
 class FedTPG(Method):
+    by_picture = True
+
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
         return super().aggregate(server, even(replies))  # θ = 1/|S| Σ θ_k over the cohort S

@@ -14,6 +14,7 @@ from ..core import Batch, Method, Model, Params
 
 class KgCoOp(Method):
     neutral = {"lam": 0.0}
+    by_picture = True
 
     lam: float = Field(8.0, ge=0, allow_inf_nan=False, title="λ", description="weight of the knowledge term, Eq. 5")
 

@@ -10,3 +10,4 @@ from ..core import LOCAL, Method
 class LocalOnly(Method):
     share = {"*": LOCAL}
     everyone_first = True
+    by_picture = True

@@ -18,6 +18,7 @@ from ..core import GLOBAL, LOCAL, Gradient, Method, Model, Params, branch, linea
 class PFedPrompt(Method):
     share = {"local.*": LOCAL, "*": GLOBAL}
     everyone_first = True
+    by_picture = True
 
     pace: float = Field(5.0, gt=0, allow_inf_nan=False, description="the attention's learning rate, in units of lr")
 

@@ -18,6 +18,7 @@ from ..core import Model, Params, TwoBranches, branch
 class PromptFolio(TwoBranches):
     neutral = {"theta_mix": 0.0}
     everyone_first = True
+    by_picture = True
 
     theta_mix: float = Field(0.4, ge=0, le=1, title="θ", description="weight of the local prompt")
 

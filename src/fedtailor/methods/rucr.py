@@ -40,6 +40,10 @@ class RUCR(Method):
     crt_batch: int = Field(256, ge=1, description="of re-training")
 
     @property
+    def mixing(self) -> str:
+        return "sends sums of its pictures' features" if self.weight or self.crt else ""
+
+    @property
     def ending(self) -> int:
         return self.crt
 

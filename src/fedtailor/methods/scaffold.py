@@ -30,6 +30,10 @@ class Scaffold(Method):
             raise ValueError("scaffold needs plain sgd: local.optimiser=sgd local.momentum=0 local.schedule=constant")
         return self
 
+    @property
+    def mixing(self) -> str:
+        return "would have its control variates clipped with each picture's gradient"
+
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         c = {name: value for name, value in server.state.items() if name.startswith(ALL)}
         return self.aggregate(server, each(self.train, server, cohort, dict.fromkeys(cohort, c)))

@@ -29,6 +29,10 @@ class Tailor(Method):
     rho: float = Field(1.0, ge=0, allow_inf_nan=False, title="ρ", description="weight of ln π_k in training; 0: FedAvg")
     alpha: float = Field(0.5, gt=0, allow_inf_nan=False, description="pseudo-count: pictures of each class on top")
 
+    @property
+    def mixing(self) -> str:
+        return "adds the client's class frequencies to each picture's logits; take method.rho=0" if self.rho else ""
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {**model.init(rng), PRIOR: torch.zeros(model.classes)}
 

@@ -1,28 +1,33 @@
 """Gaussian: what a client changes is clipped to a length, and normal noise is added, before it leaves.
 
-McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018 (clients as the unit); counts, such
-as label histograms and votes, are clipped and blurred by themselves, with a budget of their own.
+McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018 (clients as the unit). With
+pictures as the unit, the gradient of each is clipped instead, and noise added in every step (pictures.py). Counts, such
+as label histograms and votes, are blurred by themselves, with a budget of their own.
 Notation: C → clip, σ → noise, (ε, δ) → epsilon, delta.
 Departures: replies all weigh the same, as a weight would tell how many pictures a client has.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from pydantic import Field
-from torch import Tensor
 
 from ..base.errors import UserError
-from ..core.types import Params, Reply
-from .base import Leaving, PrivacyStep
+from ..core.types import Params, Reply, Steps
+from .base import Leaving, PrivacyStep, bounded, noisy
+from .noise import Noise
+from .pictures import PictureSteps
 
 
 class Gaussian(PrivacyStep):
     """updates are clipped and blurred, with (ε, δ) told for each round"""
 
-    clip: float = Field(0.1, gt=0, allow_inf_nan=False, title="C", description="longest update of a client")
+    unit: Literal["client", "picture"] = Field("client", description="what is hidden: all of a client, or a picture")
+    clip: float = Field(
+        0.1, gt=0, allow_inf_nan=False, title="C", description="longest update of a client, or gradient of a picture"
+    )
     noise: float = Field(1.0, ge=0, allow_inf_nan=False, title="σ", description="standard deviation, in units of C")
     against: Literal["server", "others"] = Field(
         "server",
@@ -37,6 +42,9 @@ class Gaussian(PrivacyStep):
     )
     counts_epsilon: float = Field(0.0, ge=0, allow_inf_nan=False, description="the same for histograms and votes")
 
+    def steps(self, pictures: int, noise: Noise) -> Steps | None:
+        return PictureSteps(self.clip, self.noise, pictures, noise) if self.unit == "picture" else None
+
     def __call__(self, reply: Reply, at: Leaving) -> Reply:
         if lacking := sorted(set(at.forms) - set(reply.stats)) if reply.stats else []:
             raise UserError(
@@ -44,22 +52,33 @@ class Gaussian(PrivacyStep):
                 "privacy=gaussian is for methods whose clients all send the same"
             )
         counted = {n: v.double() for n, v in reply.stats.items() if at.forms[n].counts}
+        if self.unit == "picture":
+            check_reached(reply, at)
+            found = noisy(counted, self.counts_noise * math.sqrt(len(counted)), at.noise)  # a picture adds 1 to each
+            return replace(reply, stats=in_range(found, reply, at))
         change = {n: v.double() - at.start[n].double() for n, v in reply.params.items()}
         change |= {STATISTIC + n: v.double() for n, v in reply.stats.items() if n not in counted}
         share = 1.0 if self.against == "server" else 1 / math.sqrt(at.cohort)
-        change = blurred(change, self.clip, self.noise * share, at.noise)
-        counted = blurred(counted, self.counts_clip, self.counts_noise * share, at.noise)
+        change = noisy(bounded(change, self.clip), self.noise * share * self.clip, at.noise)
+        counted = noisy(bounded(counted, self.counts_clip), self.counts_noise * share * self.counts_clip, at.noise)
         params = {n: (at.start[n].double() + change[n]).to(v.dtype) for n, v in reply.params.items()}
-        told = {n: change[STATISTIC + n] for n in reply.stats if n not in counted}
-        told |= {n: v.round().clamp(0, at.samples) for n, v in counted.items()}  # in its range again
-        return replace(reply, params=params, stats={n: told[n].to(v.dtype) for n, v in reply.stats.items()}, weight=1.0)
+        told = {n: change[STATISTIC + n].to(v.dtype) for n, v in reply.stats.items() if n not in counted}
+        return replace(reply, params=params, stats=told | in_range(counted, reply, at), weight=1.0)
 
 
 STATISTIC = "statistic:"  # before its name, beside changes of parameters
 
 
-def blurred(values: Params, clip: float, noise: float, draw: Callable[[Tensor], Tensor]) -> Params:
-    """Together no longer than `clip`, with noise of standard deviation noise · clip."""
-    length = math.sqrt(sum(float(value.square().sum()) for value in values.values()))
-    factor = min(1.0, clip / length) if length else 1.0
-    return {n: factor * value + noise * clip * draw(value) for n, value in sorted(values.items())}
+def in_range(counted: Params, reply: Reply, at: Leaving) -> Params:
+    """Whole numbers, none below 0 or above what the client has: as counts are."""
+    return {n: v.round().clamp(0, at.samples).to(reply.stats[n].dtype) for n, v in counted.items()}
+
+
+def check_reached(reply: Reply, at: Leaving) -> None:
+    """Whatever a method says of itself: nothing of single pictures leaves but through steps with noise, and counts."""
+    for name, form in at.forms.items():
+        if name in reply.stats and not form.counts:
+            raise UserError(f"{name} does not count pictures, and with privacy.unit=picture only counts are sent")
+    for name, value in reply.params.items():
+        if not any(torch.equal(value, there[name]) for there in (at.reached or {}, at.start) if name in there):
+            raise UserError(f"{name} was not trained picture by picture, as privacy.unit=picture needs it")

@@ -1,16 +1,20 @@
 """How much of clients' privacy is spent: what was released so far, and the (ε, δ) that this comes to.
 
-A release is a pass whose replies held an update, or counts. Two federations are neighbours that differ in all of one
-client's pictures, so that a clipped update may differ by 2 C. Against the server, which sees each reply: a client's
-releases are as many Gaussian mechanisms, composed exactly. Against all but the server: one Gaussian mechanism on the
-sum of a cohort that was drawn without replacement (Rényi accounting, by dp-accounting), with as much noise as those who
-replied have added.
+A release is a pass whose replies held an update, or counts. With clients as the unit, two federations are neighbours
+that differ in all of one client's pictures, so that a clipped update may differ by 2 C. Against the server, which sees
+each reply: a client's releases are as many Gaussian mechanisms, composed exactly. Against all but the server: one
+Gaussian mechanism on the sum of a cohort that was drawn without replacement (Rényi accounting, by dp-accounting), with
+as much noise as those who replied have added.
+
+With pictures as the unit, neighbours are two federations one of which lacks a picture, in whose place there is nothing:
+numbers of pictures, which are told, are the same. An update is then all the steps of a pass, each a Gaussian mechanism
+of sensitivity C on pictures drawn with probability q (Rényi accounting again).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,13 +23,19 @@ import torch
 from torch import Tensor
 
 from ..base.errors import UserError
+from ..core.optim import LocalTraining
 from ..core.statistics import Forms
-from ..core.types import OWN, Reply, Server
+from ..core.types import Reply, Server
 from .base import PrivacyStep
 from .gaussian import Gaussian
+from .pictures import rate_of, steps_of
+from .releases import Releases
 
 KINDS = ("updates", "counts")
 BY_CLIENT, BY_SIZE = "privacy.clients.", "privacy.sizes."  # before a kind, in the server's state
+PICTURES = "privacy.pictures"  # (K,) there: how many each has, 0 if it never said
+# Fractional orders are sums of a series that may not converge, and give hardly less.
+ORDERS = (*range(2, 65), 80, 96, 128, 192, 256)
 
 
 class BudgetSpent(Exception):  # noqa: N818  # as it reads
@@ -34,46 +44,70 @@ class BudgetSpent(Exception):  # noqa: N818  # as it reads
 
 @dataclass
 class Ledger:
-    """Of one run; `released` is kept with the server's state."""
+    """Of one run; what rounds that are over have released is kept with the server's state."""
 
     privacy: Gaussian
     clients: int  # K
     cohort: int  # how many add noise together
-    released: dict[str, Tensor]
+    before: Mapping[str, Tensor]  # the round under way
+    releases: Releases  # in it
+    local: LocalTraining
+    pictures: Tensor  # (K,)
 
     @classmethod
-    def of(cls, privacy: PrivacyStep | None, server: Server, cohort: int) -> Ledger | None:
-        """None where nothing is counted."""
+    def of(
+        cls,
+        privacy: PrivacyStep | None,
+        server: Server,
+        cohort: int,
+        releases: Releases,
+        local: LocalTraining,
+        pictures: Mapping[int, int],
+    ) -> Ledger | None:
+        """None where nothing is counted. `pictures`: how many each client has, of those who have told."""
         if not isinstance(privacy, Gaussian):
             return None
+        releases.begin(server.round)
         none = {BY_CLIENT + kind: torch.zeros(server.clients, dtype=torch.int64) for kind in KINDS}
         none |= {BY_SIZE + kind: torch.zeros(server.clients + 1, dtype=torch.int64) for kind in KINDS}
-        return cls(privacy, server.clients, cohort, {name: server.state.get(name, zero) for name, zero in none.items()})
+        before = {name: server.state.get(name, zero) for name, zero in none.items()}
+        known = server.state.get(PICTURES, torch.zeros(server.clients, dtype=torch.int64)).clone()
+        for k, n in pictures.items():
+            known[k] = min(n, int(known[k])) if known[k] else n  # fewer tell more
+        return cls(privacy, server.clients, cohort, before, releases, local, known)
 
-    def count(self, replies: Mapping[int, Reply], forms: Forms) -> set[str]:
-        """What a pass has released: of which kinds."""
-        found = {k: kinds_of(reply, forms) for k, reply in replies.items() if k != OWN}
+    @property
+    def released(self) -> dict[str, Tensor]:
+        return self.with_(self.releases)
+
+    def with_(self, releases: Releases) -> dict[str, Tensor]:
+        found = dict(self.before)
         for kind in KINDS:
-            self.released = self.after(kind, [k for k, kinds in found.items() if kind in kinds])
-        return set[str]().union(*found.values())
+            for prefix, noted in ((BY_CLIENT, releases.clients), (BY_SIZE, releases.cohorts)):
+                times, of = found[prefix + kind], [it.of for it in noted.values() if kind in it.kinds]
+                found[prefix + kind] = times + torch.bincount(torch.tensor(of, dtype=torch.int64), minlength=len(times))
+        return found
 
-    def after(self, kind: str, senders: Collection[int]) -> dict[str, Tensor]:
-        if not senders:
-            return self.released
-        clients, sizes = self.released[BY_CLIENT + kind].clone(), self.released[BY_SIZE + kind].clone()
-        clients[list(senders)] += 1
-        sizes[len(senders)] += 1
-        return {**self.released, BY_CLIENT + kind: clients, BY_SIZE + kind: sizes}
+    def ask(self, name: str, forms: Forms, asked: Mapping[int, str]) -> None:
+        """Note a pass, by the clients' requests, before they are sent; unless it is not allowed any more."""
+        kinds, after = self.releases.known.get(name, may_release(forms)), self.releases.copy()
+        after.note(asked, asked, kinds)
+        for kind, limit in self.limits.items():
+            if kind in kinds and limit and self.epsilon(kind, self.with_(after)) > limit:
+                raise BudgetSpent(f"more {kind} would exceed ε = {limit:g}")
+        self.releases.note(asked, asked, kinds)
+        self.releases.keep()
+
+    def answered(self, name: str, forms: Forms, asked: Mapping[int, str], replies: Mapping[int, Reply]) -> None:
+        """What it has released in fact. Who was asked may have told it, even if the reply was late."""
+        kinds = set[str]().union(*(kinds_of(replies[k], forms) for k in asked if k in replies))
+        self.releases.known[name] = kinds
+        self.releases.note(asked, [k for k in asked if k in replies], kinds)
+        self.releases.keep()
 
     @property
     def limits(self) -> dict[str, float]:
         return {"updates": self.privacy.epsilon, "counts": self.privacy.counts_epsilon}
-
-    def check(self, kinds: Collection[str], cohort: Collection[int]) -> None:
-        """Before a pass that will release these: whether that is still allowed."""
-        for kind in sorted(kinds):
-            if (limit := self.limits[kind]) and self.epsilon(kind, self.after(kind, cohort)) > limit:
-                raise BudgetSpent(f"more {kind} would exceed ε = {limit:g}")
 
     def affords(self, before: Server) -> bool:
         """Whether there may be another round like the one that began with `before`."""
@@ -84,18 +118,29 @@ class Ledger:
         """Of the client that released most; infinite without noise."""
         released = self.released if released is None else released
         noise = self.privacy.noise if kind == "updates" else self.privacy.counts_noise
+        if self.privacy.unit == "picture" and kind == "updates":
+            pairs = zip(self.pictures.tolist(), released[BY_CLIENT + kind].tolist(), strict=True)
+            return max(self.of_training(n, times) for n, times in set(pairs))
         if self.privacy.against == "server":
-            return of_releases(noise, int(released[BY_CLIENT + kind].max()), self.privacy.delta)
+            changes = 1.0 if self.privacy.unit == "picture" else 2.0
+            return of_releases(noise, int(released[BY_CLIENT + kind].max()), self.privacy.delta, changes)
         sizes = tuple((n, times) for n, times in enumerate(released[BY_SIZE + kind].tolist()) if times)
         return of_cohorts(noise, sizes, self.clients, self.cohort, self.privacy.delta)
 
-    def row(self) -> dict[str, float | None]:
+    def of_training(self, pictures: int, times: int) -> float:
+        """ε of a client with so many pictures, after so many passes of training; of one that never said, none."""
+        rate, local = rate_of(pictures, self.local.batch), self.local
+        steps = times * local.epochs * steps_of(pictures, local.batch, local.drop_last)
+        return of_steps(self.privacy.noise, rate, steps, self.privacy.delta)
+
+    def row(self) -> dict[str, float | str | None]:
         """For a round's record."""
         found = {"epsilon": self.epsilon("updates"), "counts_epsilon": self.epsilon("counts")}
-        return {**{n: v if math.isfinite(v) else None for n, v in found.items()}, "delta": self.privacy.delta}
+        told = {n: v if math.isfinite(v) else None for n, v in found.items()}
+        return {"unit": self.privacy.unit, **told, "delta": self.privacy.delta}
 
     def kept(self, server: Server) -> Server:
-        return server.remember(**self.released)
+        return server.remember(**self.released, **{PICTURES: self.pictures})
 
 
 def may_release(forms: Forms) -> set[str]:
@@ -110,13 +155,26 @@ def kinds_of(reply: Reply, forms: Forms) -> set[str]:
 
 
 @cache
-def of_releases(noise: float, times: int, delta: float) -> float:
-    """ε of so many Gaussian mechanisms of sensitivity 2 and standard deviation `noise`."""
+def of_releases(noise: float, times: int, delta: float, sensitivity: float = 2.0) -> float:
+    """ε of so many Gaussian mechanisms of standard deviation `noise`."""
     if not times:
         return 0.0
     if not noise:
         return math.inf
-    return float(accounting().gaussian_mechanism.get_epsilon_gaussian(noise / 2 / math.sqrt(times), delta))
+    return float(accounting().gaussian_mechanism.get_epsilon_gaussian(noise / sensitivity / math.sqrt(times), delta))
+
+
+@cache
+def of_steps(noise: float, rate: float, steps: int, delta: float) -> float:
+    """ε of so many steps, each on pictures drawn with this probability."""
+    if not steps:
+        return 0.0
+    if not noise:
+        return math.inf
+    lib = accounting()
+    accountant = lib.rdp.RdpAccountant(ORDERS)
+    accountant.compose(lib.PoissonSampledDpEvent(rate, lib.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
 
 
 @cache

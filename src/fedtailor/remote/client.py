@@ -7,35 +7,46 @@ checkpoint, and as if nothing had happened if a reply came too late to count.
 
 import hashlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..base.errors import UserError
-from ..base.files import write_atomic
+from ..base.files import make_folder, write_atomic
 from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes
+from ..client.data import ClientData
 from ..client.job import ClientState, Job, Task
 from ..client.step import client_step
-from ..core.types import Samples, Server
+from ..core.types import FIXED, LOCAL, Params, Server
 from ..data.dataset import Indices
 from ..evaluation.metrics import Score
 from ..evaluation.pseudo_labels import Tally, tally
 from ..evaluation.testing import EvalSet, score_client, score_shared, score_zero_shot
 from ..labelers.base import INDEX, LABEL
+from ..settings.run import Run
 from ..simulation.build import Experiment
 from . import messages
+from .audit import AuditLog
+from .policy import Permission, SitePolicy, noise_of
+from .refusal import Refused, code_of
+from .spending import Spending
 
 log = logging.getLogger("fedtailor.site")
 INVITATION = "invitation.safetensors"
 STATE = re.compile(r"state-(\d+)-\w+-\d+")
 DIGEST = 32  # bytes at the head of a state file: the hash of the rest
+MOST_STATES = 32  # of a run: a round needs a few, and another few with each attempt at it
+MOST_TOLD = 2000  # characters of why something was refused
 HEADING = {"run", "client", "request_id"}  # what a reply repeats of its request
 
 
@@ -45,7 +56,7 @@ class Session:
 
     who: int  # its number in the run
     job: Job
-    data: Samples
+    data: ClientData
     tests: EvalSet  # its own
     truths: Indices | None  # of its training pictures, to measure pseudo-labels by; no pass can see them
     threads: int
@@ -69,61 +80,115 @@ def simulated_session(experiment: Experiment, k: int) -> Session:
     return Session(k, experiment.job, experiment.client_data[k], tests, mine, experiment.run.threads)
 
 
-class Refused(UserError):  # noqa: N818  # as it reads
-    def __init__(self, why: messages.RefusalCode, text: str) -> None:
-        super().__init__(text)
-        self.why = why
+@dataclass(frozen=True)
+class Answer:
+    """What is about to leave, and what the site's log says of it."""
+
+    message: messages.Message
+    tensors: messages.TensorGroups = field(default_factory=dict)
+    privacy: dict[str, Any] | None = None  # what was done to it
+    detail: str = ""  # of a refusal: for this site alone
+
+
+Order = bytes | Refused  # a message, or why it was not put together
+MakeSession = Callable[[messages.Invitation, Run], Session]  # a UserError from it says why this client cannot take part
 
 
 class RemoteClient:
-    def __init__(self, folder: Path, make_session: Callable[[messages.Invitation], Session]) -> None:
-        self.folder = folder
-        self.make_session = make_session  # a UserError from it says why this client cannot take part
+    def __init__(self, folder: Path, make_session: MakeSession, policy: SitePolicy, server: str) -> None:
+        """`server`: whom it replies to, for the log."""
+        self.folder, self.make_session = folder, make_session
+        self.permission = Permission(policy, Spending(folder / "spent.json"))
+        self.audit = AuditLog(folder / "audit", server)
         self.sessions: dict[str, Session] = {}
 
-    def handle(self, data: bytes) -> bytes:
+    def handle(self, data: Order) -> bytes:
         """The reply to any message. Whatever goes wrong becomes a refusal, and the client lives on."""
-        request_id = ""
+        order: messages.Message | None = None
         try:
-            message, tensors = messages.decode(data)
-            request_id = message.request_id if isinstance(message, messages.Numbered) else ""
-            if isinstance(message, messages.Invitation):
-                return self.join(message)
-            if isinstance(message, messages.PassRequest):
-                return self.run_pass(message, tensors)
-            if isinstance(message, messages.EvaluateRequest):
-                return self.evaluate(message, tensors)
-            raise UserError("this message is not for clients")
+            if isinstance(data, Refused):
+                raise data
+            if len(data) > (most := self.permission.policy.megabytes_in * 1e6):
+                raise Refused("too-large", f"a message of {len(data) / 1e6:.1f} MB; megabytes_in={most / 1e6:g}")
+            order, tensors = self.read(data)
+            return self.send(order, self.carry_out(order, tensors))
         except Exception as error:
-            why: messages.RefusalCode = error.why if isinstance(error, Refused) else "failed"
-            told = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: %s", why, told, exc_info=error if why == "failed" else None)
-            return messages.encode(messages.Refusal(request_id=request_id, why=why, text=told[: messages.MAX_TEXT]))
+            return self.refuse(error, order)
 
-    def join(self, invitation: messages.Invitation) -> bytes:
+    def refuse(self, error: Exception, order: messages.Message | None = None) -> bytes:
+        """The reply to what is not done: a code, and nothing of what it is about."""
+        why = code_of(error)
+        detail = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
+        log.warning("%s: %s", why, detail, exc_info=error if why == "failed" else None)
+        request_id = order.request_id if isinstance(order, messages.Numbered) else ""
+        refusal = messages.Refusal(request_id=request_id, why=why)
+        return self.send(order, Answer(refusal, detail=detail))
+
+    def send(self, order: messages.Message | None, answer: Answer) -> bytes:
+        """The only way out: what leaves is what the log has a line of."""
+        data = messages.encode(answer.message, **answer.tensors)
+        if len(data) > (most := self.permission.policy.megabytes_out * 1e6):
+            raise Refused("too-large", f"a reply of {len(data) / 1e6:.1f} MB; megabytes_out={most / 1e6:g}")
+        self.permission.spent.save()
+        self.audit.add(
+            **order_told(order),
+            what=answer.message.kind,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            tensors=[
+                described(f"{group}/{n}", v) for group, params in answer.tensors.items() for n, v in params.items()
+            ],
+            privacy=answer.privacy,
+            why=answer.message.why if isinstance(answer.message, messages.Refusal) else None,
+            detail=answer.detail[:MOST_TOLD],
+        )
+        return data
+
+    def read(self, data: bytes) -> tuple[messages.Message, messages.TensorGroups]:
+        try:
+            order, tensors = messages.decode(data)
+        except UserError as error:
+            raise Refused("unreadable", str(error)) from error
+        return order, tensors
+
+    def carry_out(self, order: messages.Message, tensors: messages.TensorGroups) -> Answer:
+        if isinstance(order, messages.Invitation):
+            return self.join(order)
+        if isinstance(order, messages.PassRequest | messages.EvaluateRequest):
+            session = self.session(order)
+            self.permission.to_do(order, session.job)
+            check_shared(session.job, tensors["params"])
+            torch.set_num_threads(session.threads)
+            if isinstance(order, messages.PassRequest):
+                return self.run_pass(order, session, tensors)
+            return self.evaluate(order, session, tensors)
+        raise Refused("unreadable", f"a {order.kind} is not for clients")
+
+    def join(self, invitation: messages.Invitation) -> Answer:
         """Get ready for a run: CLIP loaded, pictures encoded. The invitation is kept for the next start."""
         session = self.open_session(invitation)
         folder = self.folder / invitation.run
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomic(folder / INVITATION, messages.encode(invitation))
         samples, tests = len(session.data), len(session.tests.labels)
-        log.info("run %s: ready, %d images to train on, %d to test", invitation.run[:8], samples, tests)
-        return messages.encode(messages.Ready(samples=samples, tests=tests))
+        told = "run %s: ready, %d images to train on, %d to test, CLIP %s"
+        log.info(told, invitation.run[:8], samples, tests, invitation.weights[:12])
+        return Answer(messages.Ready(samples=samples, tests=tests))
 
     def open_session(self, invitation: messages.Invitation) -> Session:
         if (theirs := invitation.version) != __version__:
-            text = f"this client has fedtailor {__version__}, the server {theirs}; install the same on both"
-            raise Refused("unfit", text)
+            raise Refused("version", f"this client has fedtailor {__version__}, the server {theirs}")
+        run = self.permission.to_join(invitation)
         try:
-            self.sessions = {invitation.run: self.make_session(invitation)}  # of one run at a time: it holds CLIP
+            self.sessions = {invitation.run: self.make_session(invitation, run)}  # of one run at a time: it holds CLIP
         except UserError as error:
-            raise Refused("unfit", str(error)) from error
+            raise Refused(code_of(error, otherwise="settings"), str(error)) from error
         return self.sessions[invitation.run]
 
     def session(self, request: messages.Request) -> Session:
         session = self.sessions.get(request.run) or self.reopen_session(request.run)
         if request.client != session.who:
-            raise UserError(f"a message for client {request.client} came to client {session.who}")
+            raise Refused("unreadable", f"a message for client {request.client} came to client {session.who}")
         return session
 
     def reopen_session(self, run: str) -> Session:
@@ -136,26 +201,26 @@ class RemoteClient:
             raise Refused("unknown-run", "this client has no invitation to the run")
         return self.open_session(invitation)
 
-    def run_pass(self, request: messages.PassRequest, tensors: messages.TensorGroups) -> bytes:
-        session, states = self.session(request), StateFiles(self.folder / request.run)
+    def run_pass(self, request: messages.PassRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
+        states, job = StateFiles(self.folder / request.run), session.job
         before = states.read(request.version, request.state_id)
         task = Task(request.pass_name, request.round, tensors["params"], tensors["inbox"])
-        torch.set_num_threads(session.threads)
-        began, job = time.perf_counter(), session.job
-        reply, after = client_step(job, session.who, job.find_pass(task.pass_name), task, before, session.data)
+        began, minutes = time.perf_counter(), self.permission.policy.minutes
+        data = session.data.until(time.monotonic() + 60 * minutes) if minutes else session.data
+        pass_, secret = job.find_pass(task.pass_name), job.privacy.secret(states.folder) if job.privacy else b""
+        reply, after = client_step(job, session.who, pass_, task, before, data, secret)
+        self.permission.released(request, reply, job)
         states.write(replace(after, state_id=request.request_id))
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
         log.info("run %s, round %d: %s, %.1f s", request.run[:8], request.round + 1, request.pass_name, took)
         told = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
         message = messages.PassReply(**request.model_dump(include=HEADING) | told)
-        return messages.encode(message, params=reply.params, stats=reply.stats)
+        return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job))
 
-    def evaluate(self, request: messages.EvaluateRequest, tensors: messages.TensorGroups) -> bytes:
-        session = self.session(request)
+    def evaluate(self, request: messages.EvaluateRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
         client = StateFiles(self.folder / request.run).read(request.version, request.state_id)
         server = Server(0, tensors["params"])  # here there is one client, number 0
-        torch.set_num_threads(session.threads)
         message = messages.EvaluateReply(
             **request.model_dump(include=HEADING),
             personal=score_client(session.job, server, 0, client, session.tests),
@@ -163,7 +228,39 @@ class RemoteClient:
             zero_shot=session.zero_shot,
             pseudo=session.pseudo_labels(client),
         )
-        return messages.encode(message)
+        return Answer(message)
+
+
+def check_shared(job: Job, params: Params) -> None:
+    """What a server sends of the model is what it has of it: each parameter in its own shape and type."""
+    shared = {name: job.start[name] for name, scope in job.scopes.items() if scope not in (LOCAL, FIXED)}
+    if extra := params.keys() ^ shared.keys():
+        raise Refused("beyond", f"the server is to send {', '.join(shared)}; {min(extra)} is amiss")
+    for name, value in params.items():
+        if (value.shape, value.dtype) != (shared[name].shape, shared[name].dtype):
+            got, due = (f"{tuple(it.shape)} in {it.dtype}" for it in (value, shared[name]))
+            raise Refused("beyond", f"the server sent {name} as {got}, not {due}")
+
+
+def order_told(order: messages.Message | None) -> dict[str, Any]:
+    """What a reply was asked for by; nothing, if that could not be read."""
+    told = {"order": "kind", "run": "run", "pass": "pass_name", "round": "round"}
+    facts = {name: getattr(order, attribute, None) for name, attribute in told.items()}
+    return facts if facts["round"] is None else {**facts, "round": facts["round"] + 1}
+
+
+def privacy_of(job: Job) -> dict[str, Any] | None:
+    """What was done to a reply before it left."""
+    if job.privacy is None:
+        return None
+    return {"mechanism": type(job.privacy).__name__.lower(), "noise": noise_of(job.privacy, job.cohort)}
+
+
+def described(name: str, value: Tensor) -> dict[str, Any]:
+    """A tensor without its values."""
+    raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    kind = str(value.dtype).removeprefix("torch.")
+    return {"name": name, "shape": list(value.shape), "dtype": kind, "sha256": hashlib.sha256(raw).hexdigest()}
 
 
 @dataclass(frozen=True)
@@ -187,6 +284,7 @@ class StateFiles:
             held = ", ".join(str(version) for version, _ in self.held()) or "none"
             text = f"state {version} is {'damaged' if data else 'not here'}; of this run there are: {held}"
             raise Refused("lost-state", text)
+        os.utime(path)  # in use: it is not the next to be forgotten
         return client_from_bytes(data[DIGEST:])
 
     def write(self, client: ClientState) -> None:
@@ -197,6 +295,9 @@ class StateFiles:
         return sorted((int(name[1]), path) for path in self.folder.glob("*") if (name := STATE.fullmatch(path.name)))
 
     def forget(self, below: int) -> None:
+        """Those that the server will not ask for again; and, whatever it says, all but those that were used last."""
         for version, path in self.held():
             if version < below:
                 path.unlink(missing_ok=True)
+        for _, path in sorted(self.held(), key=lambda it: it[1].stat().st_mtime_ns)[:-MOST_STATES]:
+            path.unlink(missing_ok=True)

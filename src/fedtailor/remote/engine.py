@@ -5,6 +5,7 @@ another request counts for nothing, at the client too: its next request names th
 """
 
 import math
+import re
 import secrets
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
 from . import messages
 from .bounds import outliers, too_far
+from .refusal import UNFIT
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
 MAX_REPEATS = 5  # of what a client makes us send again
@@ -126,11 +128,12 @@ class RemoteEngine(Engine):
         self.samples: dict[int, int] = {}  # how many each had when it joined
         self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
         self.absent: set[int] = set()  # who did not reply when asked last
+        self.kept, self.last = dict[int, int](), dict[int, int]()  # states' versions at the last two checkpoints
         self.begin_round((), 0)
         self.committed()
 
     def committed(self) -> None:
-        self.kept = {k: client.version for k, client in self.clients.items()}
+        self.kept, self.last = self.last, {k: client.version for k, client in self.clients.items()}
 
     def close(self) -> None:
         self.transport.close()
@@ -203,6 +206,9 @@ class RemoteEngine(Engine):
         if len(replies) < (needed := self.quorum(enough)):
             raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
         return replies
+
+    def pictures(self) -> dict[int, int]:
+        return self.samples
 
     def quorum(self, of: int) -> int:
         return max(1, math.ceil(self.policy.quorum * of - 1e-9))
@@ -316,7 +322,7 @@ class RemoteEngine(Engine):
         if refusal.why == "unknown-run":
             self.invited.discard(k)
         elif refusal.why != "lost-state":
-            exchange.unfit |= {k} if refusal.why == "unfit" else set()
+            exchange.unfit |= {k} if refusal.why in UNFIT else set()
             raise UserError(refusal.text)
         elif self.policy.lost == "stop":
             raise StateLost(
@@ -334,9 +340,15 @@ class RemoteEngine(Engine):
 def run_id(folder: Path | None) -> str:
     """A run's name among its clients for as long as it lives, kept in its folder."""
     new = secrets.token_hex(16)
-    if folder and not (folder / "id").is_file():
-        write_atomic(folder / "id", new.encode())
-    return (folder / "id").read_text() if folder else new
+    if not folder:
+        return new
+    path = folder / "id"
+    if not path.is_file():
+        write_atomic(path, new.encode())
+    known = path.read_bytes().decode(errors="replace")
+    if not re.fullmatch("[0-9a-f]{32}", known):
+        raise UserError(f"{path} is damaged; it is the name by which clients know this run, so run it anew")
+    return known
 
 
 def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:

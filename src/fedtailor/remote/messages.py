@@ -15,13 +15,17 @@ from ..client.codec import from_bytes, to_bytes
 from ..core.types import Params
 from ..data.paper import PaperPreprocess
 from ..evaluation.metrics import Score
+from .refusal import SENTENCES, RefusalCode
 
 TensorGroups = dict[str, Params]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
 RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
-MAX_TEXT = 2000  # characters of a reason: it is printed and logged
-# The client cannot take part at all, has no invitation, has lost the state that was named, or failed in what was asked.
-RefusalCode = Literal["unfit", "unknown-run", "lost-state", "failed"]
+PassName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,99}$")]  # it is logged
+Version = Annotated[int, Field(ge=0, lt=1 << 53)]  # of a state, and a part of its file's name
+ShortText = Annotated[str, Field(max_length=300)]  # a class name or a sentence
+MAX_CLASSES = 10_000
+Members = Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_CLASSES)]
+MAX_SETTINGS = 100_000  # characters
 
 
 class Message(BaseModel):
@@ -29,6 +33,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     tensors: ClassVar[tuple[str, ...]] = ()  # the groups that come with it
+    kind: str
 
 
 class Invitation(Message):
@@ -37,13 +42,13 @@ class Invitation(Message):
     kind: Literal["invitation"] = "invitation"
     run: RunId
     client: NonNegativeInt  # this client's number in the run
-    version: str  # fedtailor's
-    settings: str  # run.toml
-    weights: str  # the hash of CLIP
-    classes: tuple[str, ...]
-    template: str
+    version: Annotated[str, Field(max_length=100)]  # fedtailor's
+    settings: Annotated[str, Field(max_length=MAX_SETTINGS)]  # run.toml
+    weights: Annotated[str, Field(max_length=100)]  # the hash of CLIP
+    classes: Annotated[tuple[ShortText, ...], Field(max_length=MAX_CLASSES)]
+    template: ShortText
     paper: PaperPreprocess  # how pictures are prepared, with preprocess=paper
-    groups: dict[str, tuple[NonNegativeInt, ...]]  # head, mid, tail
+    groups: Annotated[dict[str, Members], Field(max_length=3)]  # head, mid, tail
 
 
 class Ready(Message):  # to take part
@@ -59,7 +64,7 @@ class Numbered(Message):  # a request, or the reply to it
 
 
 class Request(Numbered):
-    version: NonNegativeInt  # of the state to start from
+    version: Version  # of the state to start from
     state_id: RequestId | Literal[""]  # the request that made that state
 
 
@@ -67,7 +72,7 @@ class PassRequest(Request):
     tensors: ClassVar[tuple[str, ...]] = ("params", "inbox")
     kind: Literal["pass-request"] = "pass-request"
     kept: NonNegativeInt  # no state older than this will be asked for again
-    pass_name: str
+    pass_name: PassName
     round: NonNegativeInt
 
 
@@ -95,10 +100,15 @@ class EvaluateReply(Numbered):
 
 
 class Refusal(Message):
+    """A code alone: what went wrong may name files and classes of the site, which are nobody else's business."""
+
     kind: Literal["refusal"] = "refusal"
     request_id: RequestId | Literal[""] = ""  # of an invitation, or what could not be read, there is none
     why: RefusalCode
-    text: str = Field(max_length=MAX_TEXT)
+
+    @property
+    def text(self) -> str:
+        return SENTENCES[self.why]
 
 
 Known = Invitation | Ready | PassRequest | PassReply | EvaluateRequest | EvaluateReply | Refusal
@@ -116,6 +126,8 @@ def decode(data: bytes) -> tuple[Message, TensorGroups]:
         message = ANY.validate_json(json.dumps(note["message"]))
     except ValidationError as error:
         raise UserError(f"a message is not one of ours ({explain(error, got=False)})") from error
+    except RecursionError as error:
+        raise UserError("a message is not one of ours (it is nested too deeply)") from error
     if extra := {*groups, *note} ^ {*message.tensors, "message"}:
         due = ", ".join(message.tensors) or "none"
         raise UserError(f"a message is not one of ours (its tensors are to be {due}; {min(extra)} is amiss)")

@@ -1,16 +1,16 @@
 """What a reader of a run's numbers should know, in sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 SOME = 10  # clients that are named
 
 
-def notes(summary: Mapping[str, Any], leak: bool, validation: float, names: Sequence[str] = ()) -> list[str]:
+def notes(summary: Mapping[str, Any], leak: bool, validation: float) -> list[str]:
     """Of a result.json: what the run noted itself, who never took part, and what it was tested on."""
     told = list(summary.get("notes", []))
     if absent := summary.get("never_took_part"):
-        which = ", ".join(names[k] if k < len(names) else str(k) for k in absent[:SOME])
+        which = ", ".join(absent[:SOME])
         more = ", …" if len(absent) > SOME else ""
         told.append(
             f"{len(absent)} client(s) never took part ({which}{more}); more rounds or a larger fraction reach them"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.table import Column, Table
+from rich.text import Text
 
 from ..evaluation.metrics import METRICS, TAILED
 
@@ -19,11 +20,11 @@ def shown_metrics(scores: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in METRICS if tail or name not in TAILED]
 
 
-def gain(value: float | None, base: float | None) -> str:
+def gain(value: float | None, base: float | None) -> Text:
     if value is None or base is None:
-        return "–"
+        return Text("–")
     colour = "green" if value > base else "red" if value < base else "dim"
-    return f"[{colour}]{value - base:+.2f}[/]"
+    return Text(f"{value - base:+.2f}", colour)
 
 
 def result_table(summary: dict[str, Any]) -> Table:
@@ -53,9 +54,8 @@ def pseudo_line(labeler: str, found: dict[str, Any]) -> str:
 
 
 def privacy_line(spent: dict[str, Any], rounds: int) -> str:
-    told = {"updates": spent["epsilon"], "histograms and votes": spent["counts_epsilon"]}
-    found = ", ".join(f"ε = {'∞' if e is None else f'{e:.2f}'} for {what}" for what, e in told.items() if e != 0)
+    both = {"updates": spent["epsilon"], "histograms and votes": spent["counts_epsilon"]}
+    found = ", ".join(f"ε = {'∞' if e is None else f'{e:.2f}'} for {what}" for what, e in both.items() if e != 0)
     ended = f"; ended after {spent['rounds']} of {rounds} rounds, as another would exceed the budget"
-    return (
-        f"privacy of a client: {found or 'nothing released'}, δ = {spent['delta']:g}{ended if spent['spent'] else ''}"
-    )
+    told = f"privacy of a {spent.get('unit', 'client')}: {found or 'nothing released'}, δ = {spent['delta']:g}"
+    return told + (ended if spent["spent"] else "")

@@ -6,7 +6,6 @@ own. If it is killed, at whatever moment, the same command continues it: finishe
 stopped is resumed, the others are run.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -14,8 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..base.documents import sealed
 from ..base.errors import UserError
-from ..base.files import FolderLock, write_atomic
+from ..base.files import FolderLock, make_folder, write_atomic
 from ..report.comparison_formats import FORMATS
 from ..settings.run import Run
 from .callback import ComparisonCallback
@@ -85,7 +85,7 @@ def compare(
     prepare(unfinished([*trials, *placed]), callback)
     with nullcontext() if folder is None else locked(folder):
         if folder is not None:
-            write_atomic(folder / NOTE, as_json({**plan.note(), **asdict(shown)}))
+            write_atomic(folder / NOTE, sealed({**plan.note(), **asdict(shown)}))
         tuned = tune_each(cases, folder, names, callback, jobs)
         best = with_best(plan, tuned) if tuned else plan
         found = run_plan(best, folder, callback, jobs)
@@ -124,19 +124,15 @@ def run_plan(plan: ComparisonPlan, folder: Path | None, callback: ComparisonCall
 
 
 def write_tables(summary: Summary, folder: Path) -> None:
-    write_atomic(folder / "table.json", as_json(summary))
+    write_atomic(folder / "table.json", sealed(summary))
     for suffix, write in FORMATS.items():
         write_atomic(folder / f"table.{suffix}", write(summary).encode())
-
-
-def as_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def locked(folder: Path) -> FolderLock:
     """One process at a time."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
     return FolderLock(folder)

@@ -9,6 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from ..base.documents import read_json
 from ..base.errors import UserError, unknown
 from ..base.keys import flat
 from ..base.version import __version__
@@ -207,15 +210,34 @@ def tune_words(tuning: Tuning | None) -> list[str]:
     return [*over_words(tuning.grid, "--tune"), *(f"{option}={value}" for option, value in given.items() if value)]
 
 
+class NotedRow(BaseModel):
+    method: str
+    settings: dict[str, Any]
+    run: dict[str, Any]
+
+
+class NotedPoint(BaseModel):
+    at: dict[str, Any]
+    rows: list[NotedRow]
+
+
+class Noted(BaseModel):
+    """compare.json, as far as it says what to run."""
+
+    settings: dict[str, Any] | None = None
+    seeds: list[int] | None = None
+    rows: list[NotedRow] | None = None
+    points: list[NotedPoint] | None = None
+    axes: dict[str, list[Any]] | None = None
+    tuning: dict[str, Any] | None = None
+
+
 def load_plan(folder: Path) -> tuple[ComparisonPlan, Shown]:
     """The comparison in a folder, and how it was shown last."""
     path = folder / NOTE
     if not path.is_file():
         raise UserError(f"{folder} is not a comparison's folder: it has no {NOTE}")
-    try:
-        note = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error})") from error
+    note = read_json(path, "compare anew, in another folder", Noted)
     if lacking := {"version", "settings", "seeds", "points" if "axes" in note else "rows", "number"} - set(note):
         raise UserError(f"{path} is damaged: it lacks {', '.join(sorted(lacking))}")
     if note["version"] != __version__:

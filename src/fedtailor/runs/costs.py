@@ -5,7 +5,6 @@ pictures and models, and every picture once through the towers where nothing is 
 equal parts. What is measured on a few pictures is good to about a factor of three.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.documents import read_json, sealed
 from ..base.files import write_atomic
 from ..base.rng import numpy_generator
 from ..base.workers import torch_threads
@@ -60,14 +60,14 @@ class Estimate:
 
 def estimate(runs: Sequence[Run], kept: Path, jobs: int, callback: ComparisonCallback) -> Estimate:
     """For runs that are all to be made. Costs that were measured before are read from the file `kept`."""
-    known: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else {}
+    known = read_json(kept, "remove it, and they are measured again", dict[str, Cost]) if kept.is_file() else {}
     kinds = {kind(run): run for run in runs}
     for done, (name, run) in enumerate(kinds.items()):
         callback.on_progress("timing a small round of each", done, len(kinds))
         if name not in known:
             known[name] = asdict(measure(run))
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(kept, (json.dumps(known, indent=1) + "\n").encode())
+            write_atomic(kept, sealed(known))
     callback.on_progress("timing a small round of each", len(kinds), len(kinds))
     costs = {name: Cost(**known[name]) for name in kinds}
     encoded = {(run.data.name, run.data.imbalance, run.backbone.name, costs[kind(run)].stage): run for run in runs}

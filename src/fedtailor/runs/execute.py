@@ -1,29 +1,30 @@
 """The same as the command line, from Python: `run("promptfl", data="drawn-lt", rounds=10)`."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..base.documents import sealed
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.workers import torch_threads
 from ..core import Method
 from ..evaluation.metrics import Score
 from ..evaluation.testing import zero_shot
+from ..privacy.releases import FILE as RELEASES
+from ..privacy.releases import Releases
 from ..settings.engines import ENGINES
 from ..settings.run import Run, make_run, read_toml
-from ..simulation.auto import engine_name
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
 from .callback import Callback
-from .folder import DATA, RESULT, RunFolder
+from .folder import DATA, RunFolder
 from .model_folder import save_model
 from .predictions import save_predictions
-from .result import PARTS, Result, summarise
+from .result import PARTS, RESULT, Result, summarise
 
 SILENT = Callback()
 
@@ -106,16 +107,17 @@ def about(experiment: Experiment) -> dict[str, str]:
 def data_facts(experiment: Experiment, zero_shot: tuple[Score, Score]) -> dict[str, Any]:
     """For data.json: what a figure needs to know, years later, without the dataset. As far as this place knows it:
     a server whose clients are elsewhere has no counts of theirs."""
-    dataset, labels = experiment.federation.dataset, experiment.federation.dataset.train.labels
+    federation, dataset = experiment.federation, experiment.federation.dataset
+    labels, classes = dataset.train.labels, federation.class_names
     return {
         "name": dataset.name,
         "classes": list(dataset.classes),
-        "clients": list(experiment.federation.names) or None,  # where they have names: client 0's first
+        "clients": [federation.name_of(k) for k in range(experiment.run.clients)],  # in the order of counts
         "template": experiment.run.data.template or dataset.template,
-        "groups": {name: members.tolist() for name, members in experiment.groups.items()},
-        "counts": experiment.federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)
+        "groups": {name: [classes[c] for c in members] for name, members in experiment.groups.items()},
+        "counts": federation.counts.tolist() if labels is not None and len(labels) else None,  # (K, C)
         "broken": dataset.broken,  # pictures that could not be read and were left out
-        "zero_shot": {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)},
+        "zero_shot": {part: score.row(classes) for part, score in zip(PARTS, zero_shot, strict=True)},
     }
 
 
@@ -129,20 +131,21 @@ def train(
     experiment: Experiment, store: RunFolder | None = None, resuming: bool = False, make: MakeEngine = make_engine
 ) -> Iterator[RoundRecord]:
     """Run the rounds that are left, one record each. With a folder, each is kept before it is given out."""
-    server = experiment.job.first_server()
-    if store and resuming and (saved := store.resume()):
-        server = experiment.job.resumed(saved[0])
+    saved = store.resume() if store and resuming else None
+    server = experiment.job.resumed(saved[0]) if saved else experiment.job.first_server()
+    name_of = experiment.federation.name_of
     engine = make(experiment, store.clients if store else None, store.folder if store else None)
     engine.trace = [] if experiment.run.record else None
+    engine.releases = Releases(store.folder / RELEASES if store else None)
     try:
         engine.open()
-        if store and server.round == 0:
+        if store and not saved:
             store.checkpoint(server, {})
         for finished in rounds(experiment, engine, server):
             if store:
                 if finished.said and finished.server.round == experiment.rounds:
                     save_predictions(store.folder, experiment.tests, finished.said)
-                store.save_round(finished.record.row(), finished.steps)
+                store.save_round(finished.record.row(), [step.row(name_of(step.client)) for step in finished.steps])
                 store.checkpoint(finished.server, engine.clients.changed)
             engine.committed()
             yield finished.record
@@ -173,7 +176,7 @@ def execute(
         whole, parts = experiment.tests.scores(untuned)
         scores = whole, parts.mean()
         if store:
-            write_atomic(store.folder / DATA, (json.dumps(data_facts(experiment, scores)) + "\n").encode())
+            write_atomic(store.folder / DATA, sealed(data_facts(experiment, scores)))
         if store and not experiment.rounds:
             save_predictions(store.folder, experiment.tests, untuned)
         callback.on_start(experiment, whole, store.done() if store and resuming else 0)
@@ -187,11 +190,10 @@ def execute(
             before = told.get("seconds", sum(row["seconds"] for row in rows[: len(rows) - new]))
             # What is finished already is only told again: its costs are those that it had.
             seconds, peak = (before, told["peak_rss_mb"]) if told and not new else (before + seconds, peak)
-        summary = summarise(experiment.run, scores, rows, folder, seconds, peak, engine_name(experiment))
-        summary["notes"] = list(experiment.notes)
+        summary = summarise(experiment, scores, rows, folder, seconds, peak)
         if store:
             keep_model(store, experiment, make, summary)
-            write_atomic(store.folder / RESULT, (json.dumps(summary, indent=1) + "\n").encode())
+            write_atomic(store.folder / RESULT, sealed(summary))
         result = Result(experiment.run, summary, rows, folder)
         return result
     finally:

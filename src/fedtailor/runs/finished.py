@@ -9,13 +9,16 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.keys import flat
+from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
 from .comparison import Comparison, locked, write_tables
 from .comparison_plan import ComparisonPlan, Shown
 from .comparison_spec import NOTE, ComparedRow, ComparisonSpec, short_key
 from .comparison_summary import Found, summarise
+from .format import check_format
 from .many import Summary
 from .records import run_folders
+from .result import RESULT, read_result
 
 FinishedRun = tuple[Run, Summary, Path]
 
@@ -51,13 +54,10 @@ def compare_finished(
 
 
 def read_run(folder: Path) -> FinishedRun:
-    result = folder / "result.json"
-    if not result.is_file():
+    check_format(folder, read_document(folder / "run.toml").get("about", {}))
+    if not (folder / RESULT).is_file():
         raise UserError(f"{folder} is not finished; go on with it: fedtailor run --resume {shlex.quote(str(folder))}")
-    try:
-        return read_toml(folder / "run.toml"), dict(json.loads(result.read_text())), folder
-    except ValueError as error:
-        raise UserError(f"{result} is damaged ({error}); remove it and resume the run") from error
+    return read_toml(folder / "run.toml"), read_result(folder), folder
 
 
 def as_rows(runs: Sequence[FinishedRun]) -> tuple[ComparisonPlan, Found]:

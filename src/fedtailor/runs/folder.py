@@ -3,32 +3,36 @@
     run.toml         all settings, resolved; runs the run again
     data.json        names of classes and clients, counts, zero-shot scores: what figures need without the dataset
     rounds.jsonl     a line a round: scores, bytes, seconds
-    clients.jsonl    a line a step of a client; rounds are counted from 1, here as in every record
+    clients.jsonl    a line a step of a client
     states.jsonl     a line a client's new state: its file, and the hash of that
-    checkpoint.json  the one file that says what counts: round, the server's state, lengths of the three logs
+    checkpoint.json  the one file that says what counts: round, the server's state, lengths and hashes of the three logs
+    checkpoint.before.json  the same, of one round before: gone back to if what the last one names is damaged
     state/           safetensors: the server's state, and each client's, which stays out of everything else
     predictions.safetensors  of the last test: what each picture is, and was said to be (predictions.py)
     model/           at the end: the tuned model, which stands alone (model_folder.py)
     result.json      at the end: what `fedtailor run --json` prints
 
-A checkpoint is new state files, then one atomic replacement of checkpoint.json. Log lines beyond the lengths that it
-names belong to a round that was not finished, and are cut off on resuming. There is no generator state to keep: every
-draw is made from the seed and its path (rng.py).
+In records, rounds are counted from 1, and classes and clients have their names; states go by a client's number.
+
+A checkpoint is new state files, then one atomic replacement of checkpoint.json (checkpoint.py). Log lines beyond the
+lengths that it names belong to a round that was not finished, and are cut off on resuming. There is no generator state
+to keep: every draw is made from the seed and its path (rng.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..base.errors import UserError
-from ..base.files import FolderLock, file_hash, write_atomic
+from ..base.documents import json_lines, json_object
+from ..base.errors import Note, UserError
+from ..base.files import FolderLock, append, cut, file_hash, make_folder, remove, sync_folder, write_atomic, write_whole
 from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.job import ClientState
@@ -37,19 +41,25 @@ from ..core.types import Server
 from ..settings.extensions import outside
 from ..settings.keys import read_document
 from ..settings.run import Run, read_toml
-from ..simulation.engine import StepLog
+from .checkpoint import (
+    BEFORE,
+    CHECKPOINT,
+    LOGS,
+    ROUNDS,
+    STATES,
+    Checkpoint,
+    Generation,
+    StateFile,
+    Written,
+    find,
+    read_state,
+    state_names,
+)
+from .format import FORMAT, check_format
+from .result import RESULT
 from .server_bytes import server_from_bytes, server_to_bytes
 
-FORMAT = 2  # of the records. 2: rounds are counted from 1 in clients.jsonl too, whose pass_name is now pass
 DATA = "data.json"
-RESULT = "result.json"
-STATES = "states.jsonl"
-LOGS = ("rounds.jsonl", "clients.jsonl", STATES)
-
-
-class StateFile(NamedTuple):
-    name: str
-    digest: str
 
 
 class RunFolder:
@@ -58,14 +68,16 @@ class RunFolder:
         self.lock = FolderLock(folder)
         self.files: dict[int, StateFile] = {}  # each client's that counts, or is about to
         self.clients = SavedStates(self.files, self.read_client)
-        self.server_file = ""
+        self.logs = {log: Written() for log in LOGS}
+        self.last: Checkpoint | None = None
+        self.older: list[str] = []  # state files that only the checkpoint before the last one needs
 
     @classmethod
     def create(cls, folder: Path, run: Run, about: Mapping[str, str]) -> RunFolder:
         """A new run folder; one that has something in it is left alone."""
         cls.check_free(folder)
         try:
-            (folder / "state").mkdir(parents=True, exist_ok=True)
+            make_folder(folder / "state")
         except OSError as error:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
         store = cls(folder)
@@ -77,13 +89,16 @@ class RunFolder:
 
     def change(self, run: Run, about: Mapping[str, Any]) -> None:
         """Go on as this run. Killed at any moment, the folder holds the one or the other."""
-        (self.folder / RESULT).unlink(missing_ok=True)  # it told of the other
-        text, path = toml_of(run, about), self.folder / "checkpoint.json"
-        if path.is_file():
-            note = {**read_note(path), "next": hashlib.sha256(text).hexdigest()}
-            write_atomic(path, json.dumps(note, indent=1).encode())
+        remove(self.folder / RESULT)  # it told of the other
+        text = toml_of(run, about)
+        following = {"run": self.run_hash, "next": hashlib.sha256(text).hexdigest()}
+        for name in (BEFORE, CHECKPOINT) if self.found else ():
+            with suppress(UserError):  # a damaged one is of no use to any run
+                note = Checkpoint.read(self.folder / name).model_copy(update=following)
+                write_atomic(self.folder / name, note.as_bytes())
         write_atomic(self.folder / "run.toml", text)
-        self.__dict__.pop("run_hash", None)
+        for known in ("run_hash", "found"):
+            self.__dict__.pop(known, None)
 
     @staticmethod
     def check_free(folder: Path) -> None:
@@ -106,14 +121,11 @@ class RunFolder:
                 f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
                 "its numbers would not continue exactly, so run it anew, in a new folder"
             )
-        if about.get("format") != FORMAT:
-            raise UserError(
-                f"{folder} has records in format {about.get('format', 1)}, this fedtailor writes format {FORMAT}; "
-                "they cannot stand in one folder, so run it anew, in a new one"
-            )
+        check_format(folder, about)
         store = cls(folder)
         store.lock.acquire()
         try:
+            store.found  # noqa: B018  # what is damaged shows now, not after all is prepared
             return store, read_toml(toml), about
         except BaseException:
             store.close()
@@ -123,109 +135,118 @@ class RunFolder:
         self.lock.release()
 
     def append(self, log: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        with (self.folder / log).open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        append(self.folder / log, data)
+        self.logs[log].add(data)
 
-    def save_round(self, row: Mapping[str, Any], visits: Iterable[StepLog]) -> None:
-        self.append("clients.jsonl", [visit.row() for visit in visits])
-        self.append("rounds.jsonl", [row])
+    def save_round(self, row: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> None:
+        self.append("clients.jsonl", steps)
+        self.append(ROUNDS, [row])
 
     def checkpoint(self, server: Server, changed: Mapping[int, ClientState]) -> None:
         """Make this the state to resume from, with the states of clients that changed since the last one."""
-        state, old = self.folder / "state", [self.server_file]
-        self.server_file = f"server-{server.round}.safetensors"
-        data = server_to_bytes(server)
-        write_atomic(state / self.server_file, data)
+        state, last, data = self.folder / "state", self.last, server_to_bytes(server)
+        name, replaced = f"server-{server.round}.safetensors", [last.server] if last else []
+        write_whole(state / name, data)
         for k in sorted(changed):
             file = self.write_client(f"client-{k}-{server.round}.safetensors", changed[k])
-            old += [self.files[k].name] if k in self.files and self.files[k].name != file.name else []
+            replaced += [self.files[k].name] if k in self.files else []
             self.files[k] = file
+        sync_folder(state)
         self.append(STATES, ({"client": k, **self.files[k]._asdict()} for k in sorted(changed)))
-        note = {
-            "version": __version__,
-            "run": self.run_hash,
-            "round": server.round,
-            "server": self.server_file,
-            "digest": hashlib.sha256(data).hexdigest(),
-            "logs": {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()},
-        }
-        write_atomic(self.folder / "checkpoint.json", json.dumps(note, indent=1).encode())
-        for name in old:  # only now is nothing older needed
-            if name and name != self.server_file:
-                (state / name).unlink(missing_ok=True)
+        self.last = Checkpoint(
+            version=__version__,
+            run=self.run_hash,
+            round=server.round,
+            server=name,
+            digest=hashlib.sha256(data).hexdigest(),
+            logs={log: written.mark() for log, written in self.logs.items()},
+        )
+        if last:
+            write_atomic(self.folder / BEFORE, last.as_bytes())
+        write_atomic(self.folder / CHECKPOINT, self.last.as_bytes())
+        counts = {name, *(self.files[k].name for k in changed)}  # a round may have been made again
+        for old in set(self.older) - counts:  # only now does neither need it
+            (state / old).unlink(missing_ok=True)
+        self.older = [old for old in replaced if old not in counts]
 
     def write_client(self, name: str, client: ClientState) -> StateFile:
         data = client_to_bytes(client)
-        write_atomic(self.folder / "state" / name, data)
+        write_whole(self.folder / "state" / name, data)
         return StateFile(name, hashlib.sha256(data).hexdigest())
 
     @cached_property
     def run_hash(self) -> str:
         return file_hash(self.folder / "run.toml")
 
+    @cached_property
+    def found(self) -> Generation | None:
+        """The last checkpoint that is whole. The user is told if that is not the last one."""
+        found, wrong = find(self.folder, self.run_hash)
+        if found and wrong:
+            done = f"after round {found.checkpoint.round}" if found.checkpoint.round else "before the first round"
+            warnings.warn(f"{wrong[0]}: going back to the checkpoint before it, {done}", Note, stacklevel=3)
+        return found
+
     def resume(self) -> tuple[Server, Mapping[int, ClientState]] | None:
         """The last checkpoint, or None if the run was killed before its first. What belongs to an unfinished round is
         removed."""
-        path = self.folder / "checkpoint.json"
-        if not path.is_file():
+        found = self.found
+        del self.found  # from here on it changes
+        self.files.clear()
+        if found is None:
+            self.last, self.logs = None, {log: Written() for log in LOGS}
             for log in LOGS:
-                (self.folder / log).unlink(missing_ok=True)
+                remove(self.folder / log)
             return None
-        note = read_note(path)
-        if self.run_hash not in (note["run"], note.get("next")):
-            raise UserError(f"{self.folder}: the checkpoint belongs to another run than run.toml says; was it edited?")
-        for log in LOGS:
-            cut(self.folder / log, note["logs"].get(log, 0))
-        for row in read_lines(self.folder / STATES):
-            self.files[row["client"]] = StateFile(row["name"], row["digest"])
-        for name, digest in self.files.values():
-            self.read_state(name, digest)  # one that is damaged shows now, not when its client is asked
-        self.server_file = note["server"]
-        named = {self.server_file, *(file.name for file in self.files.values())}
+        self.go_on(found)
+        return server_from_bytes(
+            read_state(self.folder, found.checkpoint.server, found.checkpoint.digest)
+        ), self.clients
+
+    def go_on(self, found: Generation) -> None:
+        """From this checkpoint, which is made the last one if it was not."""
+        self.last, self.logs, self.older = found.checkpoint, found.logs, []
+        self.files.update(found.files)
+        data, path, named = found.checkpoint.as_bytes(), self.folder / CHECKPOINT, found.names
+        if not path.is_file() or path.read_bytes() != data:
+            write_atomic(path, data)
+        for log, written in found.logs.items():
+            if (self.folder / log).is_file() and (self.folder / log).stat().st_size > written.size:
+                cut(self.folder / log, written.size)
+        with suppress(UserError):  # it is looked at when it is needed
+            self.older = sorted(state_names(self.folder, Checkpoint.read(self.folder / BEFORE)) - named)
         for file in (self.folder / "state").iterdir():
-            if file.name not in named:
+            if file.name not in named and file.name not in self.older:
                 file.unlink()
-        return server_from_bytes(self.read_state(self.server_file, note["digest"])), self.clients
 
     def saved(self) -> tuple[Server, Mapping[int, ClientState]]:
         """The last checkpoint, to look at: nothing in the folder changes."""
-        path = self.folder / "checkpoint.json"
-        if not path.is_file():
+        if (found := self.found) is None:
             raise UserError(f"{self.folder} has no checkpoint.json: the run was ended before its first round")
-        note = read_note(path)
-        counted = (self.folder / STATES).read_bytes()[: note["logs"].get(STATES, 0)]
-        for row in map(json.loads, counted.splitlines()):
-            self.files[row["client"]] = StateFile(row["name"], row["digest"])
-        return server_from_bytes(self.read_state(note["server"], note["digest"])), self.clients
+        self.files.update(found.files)
+        return server_from_bytes(
+            read_state(self.folder, found.checkpoint.server, found.checkpoint.digest)
+        ), self.clients
 
     def read_client(self, k: int) -> ClientState:
-        return client_from_bytes(self.read_state(*self.files[k]))
-
-    def read_state(self, name: str, digest: str) -> bytes:
-        path = self.folder / "state" / name
-        if not path.is_file():
-            raise UserError(f"{path} is missing; this run cannot be resumed")
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise UserError(f"{path} is damaged; this run cannot be resumed")
-        return data
+        return client_from_bytes(read_state(self.folder, *self.files[k]))
 
     def done(self) -> int:
         """How many rounds the last checkpoint has behind it."""
-        path = self.folder / "checkpoint.json"
-        return int(read_note(path)["round"]) if path.is_file() else 0
+        if self.last is None:
+            return self.found.checkpoint.round if self.found else 0
+        return self.last.round
 
     def result(self) -> dict[str, Any]:
         """What the run told when it was finished; nothing if it is not, or if that cannot be read."""
         with suppress(OSError, ValueError):
-            told: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
-            return told if isinstance(told, dict) and {"seconds", "peak_rss_mb"} <= told.keys() else {}
+            told = json_object((self.folder / RESULT).read_bytes())
+            return told if {"seconds", "peak_rss_mb"} <= told.keys() else {}
         return {}
 
     def rounds(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder / "rounds.jsonl")
+        return read_lines(self.folder / ROUNDS)
 
 
 def toml_of(run: Run, about: Mapping[str, Any]) -> bytes:
@@ -234,25 +255,7 @@ def toml_of(run: Run, about: Mapping[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def read_note(path: Path) -> dict[str, Any]:
     try:
-        note = json.loads(path.read_text())
-        lacking = {"run", "round", "server", "digest", "logs"} - set(note)
-        if lacking or not isinstance(note, dict):
-            raise ValueError("it is not a checkpoint")
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); this run cannot be resumed") from error
-    return note
-
-
-def cut(log: Path, length: int) -> None:
-    size = log.stat().st_size if log.exists() else 0
-    if size < length:
-        raise UserError(f"{log} is shorter than its checkpoint says; this run cannot be resumed")
-    if size > length:
-        with log.open("r+b") as file:
-            file.truncate(length)
-            os.fsync(file.fileno())
+        return json_lines(path.read_bytes()) if path.exists() else []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error})") from error

@@ -1,6 +1,5 @@
 """Several runs: prepared, run one after the other or some at a time, and read where they are finished."""
 
-import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from ..simulation.build import assemble, deal
 from . import execute
 from .callback import Callback, ComparisonCallback
 from .comparison_spec import ComparedRow
+from .result import RESULT, read_result
 
 SILENT = ComparisonCallback()
 Summary = dict[str, Any]
@@ -43,7 +43,7 @@ def prepare(runs: Sequence[tuple[ComparedRow, Run]], callback: ComparisonCallbac
 
 
 def unfinished(runs: Sequence[PlacedRun]) -> list[tuple[ComparedRow, Run]]:
-    return [(row, run) for row, run, place in runs if place is None or not (place / "result.json").is_file()]
+    return [(row, run) for row, run, place in runs if place is None or not (place / RESULT).is_file()]
 
 
 def run_or_read(run: Run, folder: Path | None, callback: Callback = execute.SILENT) -> Summary:
@@ -52,8 +52,8 @@ def run_or_read(run: Run, folder: Path | None, callback: Callback = execute.SILE
         return execute.run(run, out=folder, callback=callback).summary
     if read_toml(folder / "run.toml") != run:
         raise UserError(f"{folder} holds another run than the comparison's; was it edited? Remove it to run it anew")
-    if (result := folder / "result.json").is_file():
-        return dict(json.loads(result.read_text()))
+    if (folder / RESULT).is_file():
+        return read_result(folder)
     return execute.resume(folder, callback=callback).summary
 
 

@@ -1,7 +1,6 @@
 """A finished run's model, in a folder that stands alone (use/model_file.py says what is in it)."""
 
 import hashlib
-import json
 import platform
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +10,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save
 
-from ..base.files import write_atomic
+from ..base.documents import sealed
+from ..base.files import make_folder, move_folder, write_atomic
 from ..base.version import __version__
 from ..client.job import ClientState
 from ..core.method import Method
@@ -63,7 +63,7 @@ def save_model(
         return
     part = folder / f"{FOLDER}.part"
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed here
-    (part / "clients").mkdir(parents=True)
+    make_folder(part / "clients")
     shared = shared_theta(job, server, lent)
     files = {SHARED: write(part / SHARED, shared)}
     known = () if clients is None else tuple(keep_clients(part, experiment, server, clients, shared, files))
@@ -94,9 +94,9 @@ def save_model(
         files=files,
     )
     write_atomic(part / CARD, card(facts).encode())
-    write_atomic(part / NOTE, (json.dumps(facts.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(part / NOTE, sealed(facts.model_dump(mode="json")))
     shutil.rmtree(folder / FOLDER, ignore_errors=True)  # of before the run was resumed
-    part.rename(folder / FOLDER)
+    move_folder(part, folder / FOLDER)
 
 
 def keep_clients(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..base.errors import UserError
+from ..base.documents import read_json
 from ..base.files import is_locked
 from ..base.progress import ProgressFn
 from ..report.page.facts import Answered, Page, PageRun
 from ..settings.keys import read_document
 from .predictions import Answers, read_predictions
 from .records import nearest, read_run, run_folders
+from .result import RESULT, read_result
 
-RESULT = "result.json"
 TABLE = "table.json"  # of a comparison
 
 
@@ -36,7 +34,8 @@ def read_page(paths: Sequence[Path], pictures: bool = False, progress: ProgressF
         worst = {run.record.folder: worst_cases(run.record.folder, progress) for run in finished}
         runs = [replace(run, worst=worst.get(run.record.folder)) for run in runs]
     if len(paths) == 1 and (table := paths[0] / TABLE).is_file():
-        return Page(runs, read_json(table), f"Comparison {nearest(paths[0].resolve())}")
+        compared = read_json(table, "compare again, and it is made anew")
+        return Page(runs, compared, f"Comparison {nearest(paths[0].resolve())}")
     finished = [run for run in runs if run.result is not None]
     if len(runs) == 1 or len(finished) < 2:
         return Page(runs)
@@ -50,7 +49,7 @@ def read_page(paths: Sequence[Path], pictures: bool = False, progress: ProgressF
 
 def read_page_run(folder: Path, within: Path = Path()) -> PageRun:
     record, about = read_run(folder), read_document(folder / "run.toml").get("about", {})
-    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else None
+    result = read_result(folder) if (folder / RESULT).is_file() else None
     said = read_predictions(folder) if result is not None else None
     answered = counted(said, int(record.settings["clients"])) if said is not None else None
     return PageRun(record, about, result, answered, result is None and is_running(folder), within=within)
@@ -59,13 +58,6 @@ def read_page_run(folder: Path, within: Path = Path()) -> PageRun:
 def is_running(folder: Path) -> bool:
     """A folder that no run has locked yet is not touched."""
     return (folder / ".lock").is_file() and is_locked(folder)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and make it again by resuming") from error
 
 
 def counted(said: Answers, clients: int) -> Answered:

@@ -7,14 +7,18 @@ none.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from ..base.documents import json_object
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..data.dataset import Indices
@@ -23,7 +27,7 @@ from ..data.groups import Groups
 if TYPE_CHECKING:  # it needs torch, and to read predictions takes none
     from ..evaluation.testing import EvalSet, Said
 
-FILE = "predictions.safetensors"
+FILE, DIGEST = "predictions.safetensors", "digest"
 GROUPS = ("head", "mid", "tail", "unknown")
 
 
@@ -55,7 +59,7 @@ def save_predictions(folder: Path, tests: EvalSet, said: Said) -> None:
     arrays = {field.name: getattr(answers, field.name) for field in fields(Answers)}
     # In as few bytes as the numbers take.
     small = {name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in arrays.items()}
-    write_atomic(folder / FILE, save(small))
+    write_atomic(folder / FILE, save(small, metadata={DIGEST: digest(small)}))
 
 
 def read_predictions(folder: Path) -> Answers | None:
@@ -63,6 +67,18 @@ def read_predictions(folder: Path) -> Answers | None:
     if not path.is_file():
         return None
     try:
-        return Answers(**{name: values.astype(np.int64) for name, values in load(path.read_bytes()).items()})
-    except (SafetensorError, TypeError) as error:
+        data = path.read_bytes()
+        small = load(data)
+        noted = json_object(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
+        if noted.get(DIGEST, digest(small)) != digest(small):
+            raise ValueError("it is not as it was written")
+        return Answers(**{name: values.astype(np.int64) for name, values in small.items()})
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); remove it to compare without it") from error
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    total = hashlib.sha256()
+    for name, values in sorted(arrays.items()):
+        total.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())
+    return total.hexdigest()

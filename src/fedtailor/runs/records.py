@@ -1,15 +1,45 @@
 """Records of finished and unfinished runs, read from their folders for figures. Nothing in a folder changes."""
 
-import json
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from ..base.documents import json_lines, read_json
 from ..base.errors import UserError
 from ..base.keys import flat
 from ..report.figures.record import RunRecord, Texts
 from ..settings.keys import read_document
+from .checkpoint import CHECKPOINT, ROUNDS, Checkpoint, Log, check_log
+from .format import check_format
+
+Row = dict[str, Any]
+
+
+class Told(BaseModel):
+    """A document as far as anybody reads it."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class DataDocument(Told):
+    """data.json."""
+
+    classes: list[str]
+    clients: list[str]
+    template: str
+    groups: dict[str, list[str]]
+    counts: list[list[int]] | None = None
+    zero_shot: dict[str, Row]
+
+
+class RoundLine(Told):
+    """A line of rounds.jsonl. The scores of rounds that were not tested are None."""
+
+    round: int
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
@@ -35,20 +65,34 @@ def nearest(folder: Path) -> Path:
 
 def read_run(folder: Path) -> RunRecord:
     document = read_document(folder / "run.toml")
-    document.pop("about", None)
-    rounds = folder / "rounds.jsonl"
-    text = rounds.read_text() if rounds.is_file() else ""
-    data = folder / "data.json"
-    try:
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # one may just be written
-        facts: dict[str, Any] | None = json.loads(data.read_text()) if data.is_file() else None
-    except ValueError as error:
-        raise UserError(f"{folder}: rounds.jsonl or data.json is damaged ({error})") from error
+    check_format(folder, document.pop("about", {}))
+    lines, data = read_rounds(folder), folder / "data.json"
+    facts = read_json(data, "resume the run, and it is written again", DataDocument) if data.is_file() else {}
+    if lines and not facts:
+        raise UserError(f"{folder} has rounds and no data.json; resume the run, which writes it again")
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in flat(document).items()}
     return RunRecord(folder, settings, lines, facts, partial(text_features, folder, facts))
 
 
-def text_features(folder: Path, facts: dict[str, Any] | None) -> Texts:
+def read_rounds(folder: Path) -> list[Row]:
+    """All lines that are whole; those that a checkpoint counts are as they were written."""
+    path, counted = folder / ROUNDS, dict[str, Log]()
+    if not path.is_file():
+        return []
+    data = path.read_bytes()
+    try:
+        lines = json_lines(data[: data.rfind(b"\n") + 1])  # one may just be written
+        TypeAdapter(list[RoundLine]).validate_python(lines)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
+    with suppress(UserError):  # resuming will tell
+        counted = Checkpoint.read(folder / CHECKPOINT).logs
+    if ROUNDS in counted:
+        check_log(path, counted[ROUNDS])
+    return lines
+
+
+def text_features(folder: Path, facts: dict[str, Any]) -> Texts:
     """With the server's prompts, and with each client's as it trained them last."""
     import torch  # here: most figures do without, and it takes seconds to load
 
@@ -59,8 +103,6 @@ def text_features(folder: Path, facts: dict[str, Any] | None) -> Texts:
     from ..settings.run import read_toml
     from .folder import RunFolder
 
-    if facts is None:
-        raise UserError(f"{folder} has no data.json with class names: it is of an older version")
     run = read_toml(folder / "run.toml")
     server, clients = RunFolder(folder).saved()
     model = Model.of(load(run.backbone.name), run.tuner.value, facts["classes"], facts["template"])
@@ -71,7 +113,7 @@ def text_features(folder: Path, facts: dict[str, Any] | None) -> Texts:
     thetas = {"server": theta_of(job, server.params, ClientState())}
     for k, client in sorted(clients.items()):
         if client.tuned:  # what a remote client trained is not here
-            thetas[f"client {k}"] = personal_theta(job, server, k, client)
+            thetas[facts["clients"][k]] = personal_theta(job, server, k, client)
     with torch.no_grad():
         found = [model.texts(theta, ("shared", "own")) for theta in thetas.values()]
     general, aware = (torch.stack([texts[rows] for texts in found]).numpy() for rows in ("shared", "own"))

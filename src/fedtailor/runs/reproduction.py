@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..base.documents import sealed
 from ..base.errors import UserError
-from ..base.files import write_atomic
+from ..base.files import make_folder, write_atomic
 from ..base.version import __version__
 from ..report.reproduction import as_csv, as_markdown
 from ..settings.run import Run
 from .callback import ComparisonCallback
-from .comparison import as_json, locked
+from .comparison import locked
 from .comparison_spec import ComparedRow, pairs
 from .comparison_summary import spread
 from .costs import UNCERTAIN, estimate
@@ -98,8 +99,8 @@ def reproduce(
             pass
         summary = summarise(plan, seeds, out) | {"tuned": {line: it.row() for line, it in (tuned or {}).items()}}
         folder = out / plan.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "table.json", as_json(summary))
+        make_folder(folder)
+        write_atomic(folder / "table.json", sealed(summary))
         write_atomic(folder / "table.md", as_markdown(summary).encode())
         write_atomic(folder / "table.csv", as_csv(summary).encode())
     return summary

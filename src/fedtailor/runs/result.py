@@ -1,17 +1,45 @@
 """The result of a run: the numbers of its last round, of its best, and the mean of its last ten."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import create_model
 
+from ..base.documents import read_json
 from ..base.version import __version__
 from ..evaluation.metrics import METRICS, Score
 from ..settings.run import Run
+from ..simulation.auto import engine_name
+from ..simulation.build import Experiment
 
 LAST = 10  # rounds in the mean that CAPT's and FedPuReL's codes print last
 PARTS = ("global", "personal")
+RESULT = "result.json"
+Numbers = dict[str, float | None]  # by metric
+
+# result.json, as far as anybody reads it. It may be of before there was a note.
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("method", "tuner", "data", "backbone", "labels", "engine", "version"), str),
+    **dict.fromkeys(("seed", "threads", "rounds", "bytes_up", "bytes_down"), int),
+    **dict.fromkeys(("seconds", "peak_rss_mb"), float),
+    **dict.fromkeys(("zero_shot", "zero_shot_personal", *PARTS, "balanced"), Numbers),
+    **dict.fromkeys(("best", f"last{LAST}"), dict[str, Numbers | None]),
+    **dict.fromkeys(("pseudo_labels", "privacy"), dict[str, Any] | None),
+    **dict.fromkeys(("worst_client", "backdoor"), float | None),
+    "never_took_part": list[str],
+    "run_dir": str | None,
+}
+FIELDS: dict[str, Any] = {**{name: (kind, ...) for name, kind in KINDS.items()}, "notes": (list[str], [])}
+ResultDocument = create_model("ResultDocument", **FIELDS)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run came to."""
+    path = folder / RESULT
+    return read_json(path, "remove it, and make it again by resuming the run", ResultDocument)
 
 
 @dataclass(frozen=True)
@@ -25,17 +53,17 @@ class Result:
 
 
 def summarise(
-    run: Run,
+    experiment: Experiment,
     zero_shot: tuple[Score, Score],  # global and personal
     rounds: list[dict[str, Any]],
     folder: Path | None,
     seconds: float,
     peak: float,
-    engine: str,
 ) -> dict[str, Any]:
+    run, federation = experiment.run, experiment.federation
     tested = [row for row in rounds if row["global"] is not None]
     counted = {part: rounds_with(part, tested, run.rounds) for part in PARTS}
-    untuned = {part: score.row() for part, score in zip(PARTS, zero_shot, strict=True)}
+    untuned = {part: score.row(federation.class_names) for part, score in zip(PARTS, zero_shot, strict=True)}
     last = tested[-1] if tested else untuned
     theirs = next((row["untuned"] for row in reversed(tested) if row["untuned"]), None)  # as remote clients found it
     return {
@@ -45,7 +73,7 @@ def summarise(
         "backbone": run.backbone.name,
         "labels": run.labels.name,
         "seed": run.seed,
-        "engine": engine,
+        "engine": engine_name(experiment),
         "threads": run.threads,
         "rounds": run.rounds,
         "zero_shot": numbers(theirs if theirs and zero_shot[0].overall is None else untuned["global"]),
@@ -55,7 +83,7 @@ def summarise(
         "balanced": {part: balanced(last[part]) for part in PARTS},
         "best": {part: best(counted[part], part) for part in PARTS},
         f"last{LAST}": {part: last_mean(counted[part], part) for part in PARTS},
-        "never_took_part": absent(run, rounds),
+        "never_took_part": absent(map(federation.name_of, run.method.value.everyone(run.clients)), rounds),
         "pseudo_labels": rounds[-1]["pseudo"] if rounds else None,
         "privacy": spent_privacy(rounds),
         "backdoor": tested[-1]["diagnostics"].get("backdoor", {}).get("success") if tested else None,
@@ -65,19 +93,23 @@ def summarise(
         "peak_rss_mb": round(max([peak, *(row["peak_rss_mb"] for row in rounds)]), 1),
         "version": __version__,
         "run_dir": None if folder is None else str(folder),
+        "notes": list(experiment.notes),
     }
 
 
 def spent_privacy(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What the last round that told anything came to, and after how many rounds that was."""
     told = [row for row in rounds if row.get("privacy")]
-    return {**told[-1]["privacy"], "rounds": told[-1]["round"]} if told else None
+    if not told:
+        return None
+    last = next((row for row in told if row["privacy"]["spent"]), told[-1])  # closing rounds may follow
+    return {**told[-1]["privacy"], "spent": last["privacy"]["spent"], "rounds": last["round"] - (not last["cohort"])}
 
 
-def absent(run: Run, rounds: list[dict[str, Any]]) -> list[int]:
+def absent(everyone: Iterable[str], rounds: list[dict[str, Any]]) -> list[str]:
     """Clients that no round has learned from: in no cohort, or never with a reply that counts."""
-    heard = {k for row in rounds for k in row["cohort"] if str(k) not in {str(lost) for lost in row.get("dropped", ())}}
-    return [k for k in run.method.value.everyone(run.clients) if k not in heard] if rounds else []
+    heard = {name for row in rounds for name in row["cohort"] if name not in row["dropped"]}
+    return [name for name in everyone if name not in heard] if rounds else []
 
 
 def numbers(*scores: dict[str, Any]) -> dict[str, float | None]:
@@ -88,7 +120,7 @@ def numbers(*scores: dict[str, Any]) -> dict[str, float | None]:
 
 def balanced(score: dict[str, Any]) -> float | None:
     """The mean accuracy of the classes that have test pictures, each counting the same."""
-    known = [value for value in score["per_class"] if value is not None]
+    known = [value for value in score["per_class"].values() if value is not None]
     return round(float(np.mean(known)), 4) if known else None
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from ..base.entry_points import found
-from ..base.errors import UserError
+from ..base.errors import UserError, shortened
 from ..base.keys import flat
 from ..core import Method, Tuner
 from ..labelers import LABELERS
@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[type, dict[str, Any], str]] = {
     "tuner": (Tuner, TUNERS, "fedtailor.tuners"),
     "labeler": (Labeler, LABELERS, "fedtailor.labelers"),
 }
+OUTSIDE = re.compile(rf"({'|'.join(KINDS)}) (\S+) = (\S+)")
 OURS = {word: frozenset(known) for word, (_, known, _) in KINDS.items()}
 C = TypeVar("C", bound=type)
 
@@ -121,8 +122,12 @@ def place(thing: Any) -> str:
 
 def check_outside(where: object, lines: Sequence[str]) -> None:
     """That what a run had from outside is here again."""
-    for line in lines:
-        word, name, _, path = line.split(" ", 3)
+    for line in lines if isinstance(lines, list | tuple) else [lines]:
+        if not (found := OUTSIDE.fullmatch(str(line))):
+            raise UserError(
+                f"{where}: about.outside is a list of '{'|'.join(KINDS)} NAME = CLASS', got {shortened(line)}"
+            )
+        word, name, path = found.groups()
         if not look_for(word, name):
             kind = path.rpartition(".")[2]
             raise UserError(

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..base.errors import UserError, explain, unknown
+from ..base.documents import STRAY, content, from_toml
+from ..base.errors import UserError, explain, shortened, unknown
 from ..base.keys import flat
 
 T = TypeVar("T")
+LARGEST = 1e38  # of a number, as in single precision
 GIVEN = "given"  # labels as the data has them
 PARTS = ("labels", "rebalance", "server", "privacy", "robust", "attack")  # what any method may be combined with
 
@@ -57,7 +59,7 @@ def parse(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise UserError(f"{word!r} is not key=value; write for example rounds=20 or data.alpha=0.1")
+            raise UserError(f"{shortened(word)} is not key=value; write for example rounds=20 or data.alpha=0.1")
         full = SHORT.get(key, key)
         if full in settings:
             raise UserError(f"{key} is given twice")
@@ -68,7 +70,7 @@ def parse(words: Iterable[str]) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than are ever meant
         return text
     return value if isinstance(value, bool | int | float | str | list) else text  # {} is a template, not a table
 
@@ -76,11 +78,13 @@ def parse_value(text: str) -> Any:
 def read_document(path: Path) -> dict[str, Any]:
     """What a run.toml holds."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document = from_toml(content(path))
+    except ValueError as error:
         raise UserError(f"{path} is not a readable run.toml: {error}") from error
     if not isinstance(document.get("method"), dict) or "name" not in document["method"]:
         raise UserError(f"{path} is not a run.toml: it names no method")
+    if not isinstance(document.get("about", {}), dict):
+        raise UserError(f"{path} is not a run.toml: about is a group, got {shortened(document['about'])}")
     return document
 
 
@@ -104,11 +108,28 @@ def checked(kind: type[T], values: Any, where: str) -> T:
             raise unknown("key", key, [where + field for field in kind.model_fields]) from error
         several = isinstance(values, Mapping) and not problem["loc"]  # keys that do not go together
         raise UserError(explain(error, got=not several, key=key)) from error
+    check_plain(values, where)
     for key, value in flat(values).items() if isinstance(values, Mapping) else ():
         # Python takes True for 1; a user who writes true does not mean 1.
         if isinstance(value, bool) and not isinstance(reduce(getattr, key.split("."), made), bool):
             raise UserError(f"{where}{key}: a number is due, got {str(value).lower()}")
     return made
+
+
+def check_plain(value: Any, where: str) -> None:
+    """That single precision can hold a number, and a file a text, wherever in a value they are."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            check_plain(each, f"{where}{key}.")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_plain(each, where)
+    elif isinstance(value, float) and not abs(value) <= LARGEST:
+        raise UserError(f"{where.rstrip('.')}: input should be a finite number, of at most {LARGEST:g}, got {value}")
+    elif isinstance(value, int) and not abs(value) < 1 << 63:
+        raise UserError(f"{where.rstrip('.')}: input should be a number of at most 63 bits, got {shortened(value)}")
+    elif isinstance(value, str) and STRAY.search(value):
+        raise UserError(f"{where.rstrip('.')}: input should be text in UTF-8, got {shortened(value)}; rename it")
 
 
 def written(place: Sequence[int | str], values: Any) -> list[str]:

@@ -18,11 +18,11 @@ from pydantic.fields import FieldInfo
 from ..attacks import ATTACKS
 from ..attacks.base import Attack
 from ..base.errors import UserError, unknown
+from ..base.folders import user_path
 from ..base.keys import flat
 from ..clip.load import BUNDLED
-from ..core import OWN, Cluster, LocalTraining, Method, Rebalancer, Tuner
+from ..core import LocalTraining, Method, Rebalancer, Tuner
 from ..data import FORMS, find_sites, find_source
-from ..data.groups import GROUPS
 from ..data.partitions import PARTITIONS
 from ..data.partitions.base import Partition
 from ..evaluation.diagnostics import DIAGNOSTICS, choose
@@ -30,10 +30,8 @@ from ..labelers import LABELERS
 from ..labelers.base import Labeler
 from ..methods import METHODS
 from ..methods.recipe import Entry
-from ..methods.released.relay import CarriedMomentum
 from ..privacy import PRIVACY
 from ..privacy.base import PrivacyStep
-from ..privacy.gaussian import Gaussian
 from ..rebalancers import REBALANCERS
 from ..robust import ROBUST
 from ..robust.base import Robust
@@ -41,9 +39,9 @@ from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
 from ..tuners.join import Join
-from .engines import ENGINES
 from .extensions import check_outside, discover, look_for, name_of
 from .keys import GIVEN, OPTIONS, SHORT, at, checked, full_keys, put, read_document, with_changes
+from .together import check_together
 
 # What any method may be combined with: the name that stands for nothing of the kind, and all others.
 PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
@@ -154,7 +152,7 @@ class Run(Strict):
     )
     seed: int = Field(0, ge=0)
     engine: str = Field("local", description="how passes reach the clients")
-    threads: int = Field(0, ge=0, description="of the processor; 0: torch's choice. It decides the last bits")
+    threads: int = Field(0, ge=0, le=4096, description="of the processor; 0: torch's choice. It decides the last bits")
     every: int = Field(10, ge=1, description="test after every so many rounds, and after the last")
     record: tuple[str, ...] = Field((), description=f"each round: some of {', '.join(DIAGNOSTICS)}; or all")
     method: InstanceOf[Chosen[Method]]
@@ -178,6 +176,11 @@ class Run(Strict):
         if not isinstance(given, str | list | tuple):
             raise ValueError("names with commas between them, as in record=angle,drift")
         return re.findall(r"[^\s,\[\]\"']+", given) if isinstance(given, str) else given
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a round has."""
+        return max(int(self.fraction * self.clients), 1)
 
     def document(self) -> dict[str, Any]:
         """All settings as nested groups of plain values; `make_run(settings=flat(document))` gives the run again."""
@@ -215,7 +218,7 @@ def make_run(
             preset = None
     sites = own_sites(given)
     partition = str(given.pop("data.partition.name", "site" if sites else "dirichlet"))
-    chosen = given.get("tuner.name", entry.tuner)
+    chosen = str(given.get("tuner.name", entry.tuner))
     layers = [entry.settings, entry.presets.get(str(preset), {})]
     if chosen != entry.tuner:  # what a recipe sets for the method's own tuner does not fit another
         layers = [{k: v for k, v in layer.items() if not k.startswith("tuner.")} for layer in layers]
@@ -295,9 +298,9 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
     run = checked(Run, {**document, **made}, "")
     check_together(run, name, entry)
     # A run is resumed from wherever its user happens to be, so paths are kept whole.
-    path = Path(run.backbone.name).expanduser()
+    path = user_path(run.backbone.name)
     backbone = str(path.absolute()) if run.backbone.name != BUNDLED and path.exists() else run.backbone.name
-    root = str(Path(run.data.root).expanduser().absolute()) if run.data.root else ""
+    root = str(user_path(run.data.root).absolute()) if run.data.root else ""
     resolved = {
         "rounds": run.rounds if entry.method.trains else 0,
         "threads": run.threads or torch.get_num_threads(),
@@ -310,41 +313,7 @@ def resolve(document: dict[str, Any], name: str, entry: Entry) -> Run:
 
 def absolute_data(name: str) -> str:
     form, colon, path = name.partition(":")
-    return f"{form}:{Path(path).expanduser().absolute()}" if colon and form in FORMS else name
-
-
-def check_together(run: Run, name: str, entry: Entry) -> None:
-    """What no single setting can tell."""
-    for kind, value, known in (("engine", run.engine, ENGINES), ("groups", run.data.groups, GROUPS)):
-        if value not in known:
-            raise unknown(kind, value, known)
-    if entry.tuners and run.tuner.name not in entry.tuners:
-        raise UserError(
-            f"{name} is a fixed combination with tuner {' or '.join(entry.tuners)}, got {run.tuner.name!r}; "
-            "for another tuner take fedavg or fedprox"
-        )
-    if entry.method.trains and run.tuner.name == "none":
-        raise UserError("tuner=none leaves nothing to train; choose a tuner, or take the method zeroshot")
-    template = run.data.template
-    if template and ("{}" not in template or re.sub("[^{}]", "", template) != "{}"):
-        raise UserError(f"data.template must hold one {{}} for the class name, got {template!r}")
-    if ENGINES[run.engine].remote and OWN in entry.method.everyone(1):
-        raise UserError(f"{name} gathers everyone's pictures in one place, which engine={run.engine} cannot do")
-    if ENGINES[run.engine].remote and run.attack.value is not None:
-        raise UserError(f"attack={run.attack.name} is for simulations in this process; take engine=local")
-    if issubclass(entry.method, CarriedMomentum) and run.robust.value is not None:
-        raise UserError(f"clients of {name} train one after the other, so robust={run.robust.name} has none to compare")
-    if isinstance(privacy := run.privacy.value, Gaussian) and privacy.against == "others":
-        parts = any(isinstance(scope, Cluster) for scope in entry.method.share.values())
-        if parts or run.robust.value is not None:
-            whose = f"{name} averages in clusters" if parts else f"robust={run.robust.name} leaves some of it out"
-            raise UserError(
-                f"privacy.against=others counts on the noise of a whole cohort, and {whose}; take against=server"
-            )
-    if ENGINES[run.engine].remote and run.data.calibrate:
-        raise UserError(f"calibrate looks at clients' pictures, which engine={run.engine} keeps to themselves")
-    if ENGINES[run.engine].remote and run.record:
-        raise UserError(f"record looks into clients, which engine={run.engine} keeps to themselves; take engine=local")
+    return f"{form}:{user_path(path).absolute()}" if colon and form in FORMS else name
 
 
 def read_toml(path: Path, settings: Mapping[str, Any] | None = None) -> Run:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..base.errors import UserError
+from ..base.folders import user_path
 from ..base.progress import ProgressFn
 from ..client.data import ClientData
 from ..client.features import CachedFeatures, FeatureStore, LiveFeatures, make_features
@@ -60,7 +61,7 @@ class Experiment:
     def notes(self) -> tuple[str, ...]:
         """What numbers alone would not tell, for output, result.json and run.toml."""
         told = self.job.model.tuner.note(self.job.model.clip), self.job.method.lent, *self.federation.dataset.notes
-        bad = ", ".join(map(str, sorted(self.job.bad)))
+        bad = ", ".join(map(self.federation.name_of, sorted(self.job.bad)))
         attacked = f"simulated attack ({self.run.attack.name}) by {len(self.job.bad)} of the clients: {bad}"
         return tuple(filter(None, (*told, attacked if bad else "")))
 
@@ -71,7 +72,7 @@ class Experiment:
 
 def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Groups]:
     """Open the dataset and deal it out."""
-    root = Path(run.data.root).expanduser() if run.data.root else None
+    root = user_path(run.data.root) if run.data.root else None
     data, draws = run.data, None
     if data.draws == "released":
         draws = ReleasedDraws.seeded(run.seed, data.seed if (data.imbalance or 1) > 1 else run.seed)
@@ -131,7 +132,7 @@ def assemble(
     job = Job(
         method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,
         validates=own is not None, privacy=run.privacy.value, updates=run.plan.updates, attack=run.attack.value,
-        cohort=max(int(run.fraction * run.clients), 1),
+        cohort=run.cohort,
     )  # fmt: skip
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size
@@ -206,7 +207,7 @@ def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:
 def find_device(name: str) -> str:
     if name != "auto":
         try:
-            torch.empty(0, device=name)
+            torch.zeros(1, device=name).item()  # "meta", say, is a device that computes nothing
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"backbone.device={name}: {str(error).splitlines()[0]}") from error
         return name

@@ -14,6 +14,8 @@ from ..core.types import Params, Pass, Reply, Server
 from ..evaluation.metrics import Score, Scores
 from ..evaluation.pseudo_labels import Quality
 from ..evaluation.testing import Said
+from ..privacy.ledger import Ledger
+from ..privacy.releases import Releases
 from ..settings.engines import ENGINES
 from .build import Experiment
 
@@ -32,10 +34,10 @@ class StepLog:
     seconds: float
     dropped: str = ""  # why it does not count; empty: it does
 
-    def row(self) -> dict[str, Any]:
-        """As a line of clients.jsonl, where rounds are counted from 1 as in every record."""
+    def row(self, name: str) -> dict[str, Any]:
+        """As a line of clients.jsonl, with the client's name; rounds are counted from 1 there, as in every record."""
         rest = {key: value for key, value in vars(self).items() if key not in {"round", "client", "pass_name"}}
-        return {"round": self.round + 1, "client": self.client, "pass": self.pass_name, **rest}
+        return {"round": self.round + 1, "client": name, "pass": self.pass_name, **rest}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Engine(ABC):
         self.job, self.clients = job, ClientStates(clients)  # of remote clients, a state is only its version and mark
         self.log: list[StepLog] = []  # since whoever reads it last cleared it
         self.trace: list[StepTrace] | None = None  # the same in full, where someone wants it
-        self.releases: dict[str, set[str]] = {}  # by pass: what its replies were seen to hold (privacy/ledger.py)
+        self.releases = Releases()  # in the round under way
 
     @abstractmethod
     def __call__(
@@ -84,6 +86,15 @@ class Engine(ABC):
             k: Task(name, server.round, server.params_for(k, scopes), (inbox or {}).get(k, {})) for k in sorted(cohort)
         }
 
+    @abstractmethod
+    def pictures(self) -> Mapping[int, int]:
+        """How many each client has to train on, of those who have said."""
+
+    def ledger(self, server: Server) -> Ledger | None:
+        """What clients have released until now, if that is counted."""
+        job = self.job
+        return Ledger.of(job.privacy, server, job.cohort, self.releases, job.method.local, self.pictures())
+
     def drain_log(self) -> list[StepLog]:
         log, self.log = self.log, []
         return log
@@ -95,7 +106,7 @@ class Engine(ABC):
         """Of these clients, the first so many to answer are enough."""
 
     def committed(self) -> None:  # noqa: B027  # nothing to do for most
-        """A checkpoint was written: the run will never go back to a state before it."""
+        """A checkpoint was written: the run will never go back to a state before the one before it."""
 
     def close(self) -> None:  # noqa: B027  # nothing to do for most
         """After the last round."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..base.workers import side_by_side
 from ..client.job import ClientState, Job, Task
 from ..client.step import StepTrace, client_step, decompressed, reply_bytes
-from ..core.types import Params, Pass, Reply, Samples, Server
+from ..core.types import OWN, Params, Pass, Reply, Samples, Server
 from ..evaluation.pseudo_labels import Quality, pseudo_label_quality
 from ..evaluation.testing import Said, ask_clients, ask_shared, mean_local
 from .build import Experiment
@@ -25,9 +25,10 @@ class LocalEngine(Engine):
         data: Mapping[int, Samples],
         clients: Mapping[int, ClientState] | None = None,
         threads: int = 1,  # clients at a time
+        folder: Path | None = None,  # of their states
     ) -> None:
         super().__init__(job, clients)
-        self.data, self.threads = data, threads
+        self.data, self.threads, self.secret = data, threads, job.privacy.secret(folder) if job.privacy else b""
         self.seconds: dict[str, float] = {}  # what the last step of a pass took
 
     def __call__(
@@ -48,13 +49,16 @@ class LocalEngine(Engine):
 
     def step(self, pass_: Pass, k: int, task: Task) -> Reply:
         began, before = time.perf_counter(), self.clients[k]
-        packed, self.clients[k] = client_step(self.job, k, pass_, task, before, self.data[k])
+        packed, self.clients[k] = client_step(self.job, k, pass_, task, before, self.data[k], self.secret)
         took, reply = round(time.perf_counter() - began, 4), decompressed(self.job, task, packed)
         self.seconds[task.pass_name], sizes = took, (task.bytes, reply_bytes(packed))
         self.log.append(StepLog(task.round, k, task.pass_name, len(self.data[k]), reply.weight, *sizes, took))
         if self.trace is not None:
             self.trace.append(StepTrace(k, task, reply, before, self.clients[k]))
         return reply
+
+    def pictures(self) -> dict[int, int]:
+        return {k: len(data) for k, data in self.data.items() if k != OWN}
 
     def evaluate(self, experiment: Experiment, server: Server) -> Evaluation:
         workers = partial(side_by_side, threads=self.threads)
@@ -69,4 +73,4 @@ class LocalEngine(Engine):
 
 
 def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> LocalEngine:
-    return LocalEngine(experiment.job, experiment.client_data, clients, experiment.run.threads)
+    return LocalEngine(experiment.job, experiment.client_data, clients, experiment.run.threads, folder)

@@ -15,21 +15,24 @@ from ..evaluation.diagnostics.backdoor import backdoor
 from ..evaluation.diagnostics.round import RoundView
 from ..evaluation.metrics import Score
 from ..evaluation.testing import Said
-from ..privacy.ledger import BudgetSpent, Ledger
+from ..privacy.ledger import BudgetSpent
 from .build import Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
 from .guarded import Guarded
 
+SPENT = "the privacy budget ended the round before it was over"
+
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is recorded of a round. Scores are None in rounds that are not tested."""
+    """What is recorded of a round, with its clients by name. Scores are None in rounds that are not tested."""
 
     round: int  # counted from 1
-    cohort: list[int]
+    cohort: list[str]
+    classes: tuple[str, ...]  # their names, in the order that scores have
     shared: Score | None  # of the server's model
     personal: Score | None  # the mean over clients, each with its own model
-    clients: tuple[float | None, ...]  # each client's overall
+    clients: dict[str, float | None]  # each client's overall; empty in rounds that are not tested
     bytes_up: int
     bytes_down: int
     seconds: float
@@ -37,15 +40,14 @@ class RoundRecord:
     pseudo: dict[str, Any] | None  # how good pseudo-labels are; None if labels are given, or the true ones unknown
     diagnostics: dict[str, Any]  # by name, those the run records
     untuned: Score | None  # zero-shot CLIP on remote clients' own test pictures
-    dropped: dict[str, str]  # client: why its reply does not count
+    dropped: dict[str, str]  # by client, why its reply does not count
     privacy: dict[str, Any] | None = None  # ε and δ so far, and whether there can be no further round
 
     def row(self) -> dict[str, Any]:
         """As a line of rounds.jsonl."""
         scores = {"global": self.shared, "personal": self.personal, "untuned": self.untuned}
-        rest = {k: v for k, v in vars(self).items() if k not in {"shared", "personal", "untuned"}}
-        rows = {name: None if score is None else score.row() for name, score in scores.items()}
-        return {**rest, "clients": list(self.clients), **rows}  # lists, as they come back from a file
+        rest = {k: v for k, v in vars(self).items() if k not in {"classes", "shared", "personal", "untuned"}}
+        return rest | {name: None if score is None else score.row(self.classes) for name, score in scores.items()}
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,9 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
         try:
             server, cohort, steps = run_round_with_retries(experiment, server, engine)
         except BudgetSpent:
-            return  # the model is the last round's
-        ledger = Ledger.of(experiment.run.privacy.value, server, experiment.job.cohort)
-        if spent := ledger is not None and not ledger.affords(before):
+            server, cohort, steps = given_up(server, engine)
+        ledger = engine.ledger(server)
+        if spent := ledger is not None and (not cohort or not ledger.affords(before)):
             server = replace(server, round=max(server.round, experiment.run.rounds))  # closing rounds tell nothing
         tested = None
         if server.round % experiment.run.every == 0 or server.round == experiment.rounds:
@@ -82,7 +84,7 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
             experiment.job, experiment.federation, experiment.tests, experiment.client_data, before, server, clients,
             engine.clients, engine.trace or (), cohort, shared, personal,
         )  # fmt: skip
-        found = measure(experiment.run.record, seen)
+        found = measure(experiment.run.record, seen) if cohort else {}
         if tested and experiment.triggered is not None:
             found["backdoor"] = backdoor(seen, experiment.triggered)
         told = None if ledger is None else {**ledger.row(), "spent": spent}
@@ -110,6 +112,15 @@ def run_round_with_retries(
     raise UserError(f"{last}; tried {tries} times (plan.tries). Resume the run when more clients are there")
 
 
+def given_up(server: Server, engine: Engine) -> tuple[Server, list[int], list[StepLog]]:
+    """A round that the privacy budget ended before it was over: the model is the last one's. What this one released is
+    released all the same, and is counted."""
+    engine.clients.roll_back()
+    ledger = engine.ledger(server)
+    after = ledger.kept(server) if ledger else server
+    return replace(after, round=server.round + 1), [], [replace(step, dropped=SPENT) for step in engine.drain_log()]
+
+
 def run_round(
     experiment: Experiment, server: Server, engine: Engine, cohort: Sequence[int] | None = None
 ) -> tuple[Server, list[int]]:
@@ -127,7 +138,7 @@ def run_round(
     def draw(fraction: float) -> list[int]:
         return sorted(set(cohort or ())) or method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
 
-    ledger = Ledger.of(run.privacy.value, server, experiment.job.cohort)
+    ledger = engine.ledger(server)
     each = Guarded(engine, run.robust.value, ledger) if run.robust.value or ledger else engine
     asked = draw(min(1.0, run.fraction * (1 + engine.oversample)))
     engine.begin_round(asked, len(draw(run.fraction)))
@@ -149,12 +160,14 @@ def record_of(
     privacy: dict[str, Any] | None,
     began: float,
 ) -> RoundRecord:
+    name_of = seen.federation.name_of
     return RoundRecord(
         round=seen.before.round + 1,
-        cohort=list(seen.cohort),
+        cohort=[name_of(k) for k in seen.cohort],
+        classes=seen.federation.class_names,
         shared=seen.shared,
         personal=seen.personal,
-        clients=tested.clients.overall if tested else (),
+        clients={name_of(k): overall for k, overall in enumerate(tested.clients.overall)} if tested else {},
         bytes_up=sum(step.bytes_up for step in steps),
         bytes_down=sum(step.bytes_down for step in steps),
         seconds=round(time.perf_counter() - began, 4),
@@ -162,6 +175,6 @@ def record_of(
         pseudo=pseudo,
         diagnostics=diagnostics,
         untuned=tested.untuned if tested else None,
-        dropped={str(step.client): step.dropped for step in steps if step.dropped},
+        dropped={name_of(step.client): step.dropped for step in steps if step.dropped},
         privacy=privacy,
     )

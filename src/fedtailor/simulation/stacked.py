@@ -35,4 +35,4 @@ def pays(experiment: Experiment) -> bool:
 
 
 def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> LocalEngine:
-    return StackedEngine(experiment.job, experiment.client_data, clients, experiment.run.threads)
+    return StackedEngine(experiment.job, experiment.client_data, clients, experiment.run.threads, folder)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..base.documents import json_object, read_json
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.keys import flat
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedtailor.trackers")
 NOTE = "trackers.json"
+MANY = {"per_class", "clients", "clusters"}  # groups of a line with a number for each class or client
 Row = Mapping[str, Any]
 
 
@@ -100,23 +102,27 @@ class Tracker(Callback, ABC):
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """Of a line of rounds.jsonl all single numbers, by name: global/overall, bytes_up. Lists are left out."""
-    known = {key.replace(".", "/"): value for key, value in flat(row).items() if key != "round"}
+    """Of a line of rounds.jsonl all single numbers, by name: global/overall, bytes_up."""
+    known = {key.replace(".", "/"): value for key, value in flat(single(row)).items() if key != "round"}
     return {key: float(it) for key, it in known.items() if isinstance(it, int | float) and not isinstance(it, bool)}
+
+
+def single(row: Row) -> Row:
+    """Without what is by class or by client: too many curves to look at."""
+    inner = {key for key, value in row.items() if isinstance(value, Mapping)}
+    return {key: single(row[key]) if key in inner else row[key] for key in row if key not in inner & MANY}
 
 
 def read_rows(folder: Path, done: int) -> list[dict[str, Any]]:
     """The scores of CLIP before any training, as round 0, and a row for each round that counts. What is behind those
     in rounds.jsonl is of a round that was not finished."""
-    zero_shot = json.loads((folder / "data.json").read_text())["zero_shot"]
+    zero_shot = read_json(folder / "data.json")["zero_shot"]
     rounds = folder / "rounds.jsonl"
-    lines = rounds.read_text().splitlines() if rounds.is_file() else []
-    return [{"round": 0, **zero_shot}, *map(json.loads, lines[:done])]
+    lines = rounds.read_bytes().splitlines() if rounds.is_file() else []
+    return [{"round": 0, **zero_shot}, *map(json_object, lines[:done])]
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / NOTE
-    try:
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and tracking begins anew") from error
+    todo = "remove it, and tracking begins anew"
+    return read_json(path, todo, dict[str, dict[str, Any]]) if path.is_file() else {}

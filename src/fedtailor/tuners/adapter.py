@@ -27,7 +27,7 @@ class AttentionGate:
 class Adapter(Tuner):
     acts_on = frozenset({"features"})
 
-    hidden: int = Field(0, ge=0, description="width between the two layers; 0: that of the features")
+    hidden: int = Field(0, ge=0, le=65536, description="width between the two layers; 0: that of the features")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         D = model.clip.shape.embed

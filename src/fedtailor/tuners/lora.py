@@ -12,7 +12,7 @@ from ..core import Bend, Model, Params, Tuner
 
 
 class Lora(Tuner):
-    rank: int = Field(2, ge=1, title="r")
+    rank: int = Field(2, ge=1, le=4096, title="r")
     alpha: float = Field(1.0, gt=0, title="α", description="the delta is scaled by α/√r")
     dropout: float = Field(0.25, ge=0, lt=1, description="on a delta's input, in training")
     towers: Literal["both", "image", "text"] = "both"

@@ -9,7 +9,7 @@ from .text_prompt import SharedContext, context_rows
 
 
 class MetaPrompt(SharedContext):
-    hidden: int = Field(0, ge=0, description="width inside the meta-net; 0: a sixteenth of the features'")
+    hidden: int = Field(0, ge=0, le=65536, description="width inside the meta-net; 0: a sixteenth of the features'")
 
     def init(self, model: Model, rng: torch.Generator) -> Params:
         D, W = model.clip.shape.embed, model.clip.text.width

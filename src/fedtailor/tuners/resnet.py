@@ -41,9 +41,11 @@ class ResNet(Tuner):
     acts_on = frozenset({"image", "classifier"})
 
     depth: Literal[8, 18, 34, 50] = Field(8, description=DEPTHS)
-    width: int = Field(64, ge=1, description="channels of the first stage, doubled with each further one")
+    width: int = Field(64, ge=1, le=4096, description="channels of the first stage, doubled with each further one")
     groups: int = Field(2, ge=1, description="of channels, each normalised together; divides the width")
-    size: int = Field(32, ge=0, description="larger pictures are averaged down to this side first; 0: as they are")
+    size: int = Field(
+        32, ge=0, le=4096, description="larger pictures are averaged down to this side first; 0: as they are"
+    )
     augment: bool = Field(True, description="in training: crops out of a rim of an eighth of the side, half mirrored")
 
     @model_validator(mode="after")

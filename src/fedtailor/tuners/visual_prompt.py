@@ -16,7 +16,7 @@ from ..core import Bend, Model, Params, Tuner, normal
 class VisualPrompt(Tuner):
     acts_on = frozenset({"image"})
 
-    length: int = Field(4, ge=1, title="M", description="tokens at a layer")
+    length: int = Field(4, ge=1, le=1024, title="M", description="tokens at a layer")
     depth: int = Field(1, ge=0, title="J", description="layers prompted; 0: all but the last")
     first: int = Field(0, ge=0, description="the first prompted layer; what lies below it is cached")
     mode: Literal["kept", "dropped", "replaced"] = Field(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.documents import json_object
 from ..base.errors import UserError
-from ..runs.page import RESULT, is_running
+from ..runs.page import is_running
+from ..runs.result import RESULT
 from ..settings.keys import read_document
 
 DEEP = 6  # folders within folders
-TAIL = 1 << 18  # bytes of rounds.jsonl that the last tests are looked for in
+TAIL = 1 << 20  # bytes of rounds.jsonl that the last tests are looked for in
 FILES = ("run.toml", RESULT, "rounds.jsonl")
 Stamp = tuple[tuple[int, int], ...]
 
@@ -95,7 +96,7 @@ def read_listed(root: Path, folder: Path, stamp: Stamp) -> Listed:
     settings = read_document(folder / "run.toml")
     result: dict[str, Any] | None = None
     if stamp[1] != (0, 0):
-        result = json.loads((folder / RESULT).read_text())
+        result = json_object((folder / RESULT).read_bytes())
     done, last = last_rounds(folder / "rounds.jsonl")
     scores = result or last or {}
     return Listed(
@@ -125,9 +126,9 @@ def last_rounds(path: Path) -> tuple[int, dict[str, Any] | None]:
     lines = text[: text.rfind(b"\n") + 1].splitlines()  # one may just be written
     if size > TAIL:
         lines = lines[1:]  # begun before
-    done = int(json.loads(lines[-1])["round"]) if lines else 0
+    done = int(json_object(lines[-1])["round"]) if lines else 0
     for line in reversed(lines):
-        row = json.loads(line)
+        row = json_object(line)
         if row["global"] is not None:
             return done, dict(row)
     return done, None

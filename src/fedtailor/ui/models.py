@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..base.documents import json_object
 from ..base.errors import UserError
 from ..base.sizes import size
 
@@ -40,7 +40,7 @@ class Client(NamedTuple):
 def clients_of(folder: Path) -> list[Client]:
     """Read without torch: a model folder's list of clients."""
     try:
-        noted = json.loads((folder / "model" / "model.json").read_text())
+        noted = json_object((folder / "model" / "model.json").read_bytes())
         return [Client(str(it["name"]), bool(it["own"])) for it in noted["clients"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} has no model that can be used: {error}") from error

@@ -11,18 +11,18 @@ A reader of this version reads folders of this version's format alone. Every fil
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ..base.errors import UserError, explain
+from ..base.documents import read_json
+from ..base.errors import UserError, explain, shortened
 from ..core.types import Params
-from ..data.paper import Triple
 from ..evaluation.calibration import Calibration
 
 FORMAT = 1
@@ -40,10 +40,14 @@ class BackboneFacts(Strict):
     precision: str
 
 
+Shade = Annotated[float, Field(ge=-100, le=100)]
+Spread = Annotated[float, Field(ge=1e-4, le=100)]
+
+
 class Preprocessing(Strict):
-    size: int
-    mean: Triple
-    std: Triple
+    size: int = Field(ge=1, le=4096)
+    mean: tuple[Shade, Shade, Shade]
+    std: tuple[Spread, Spread, Spread]
     resize: Literal["bicubic", "bilinear", "late"]
 
 
@@ -75,7 +79,7 @@ class ModelFacts(Strict):
     rounds: int
     backbone: BackboneFacts
     preprocessing: Preprocessing
-    groups: dict[str, tuple[int, ...]]
+    groups: dict[str, tuple[NonNegativeInt, ...]]
     has_shared: bool  # False: the parameters in `shared` are only what clients' own begin from
     without: str = ""  # what this folder lacks, and why
     clients: tuple[ClientFacts, ...]
@@ -84,6 +88,17 @@ class ModelFacts(Strict):
     scores: dict[str, Any]
     notes: tuple[str, ...] = ()
     files: dict[str, str]  # sha256 of each
+
+    @model_validator(mode="after")
+    def fits(self) -> Self:
+        if "{}" not in self.template or re.sub("[^{}]", "", self.template) != "{}":
+            raise ValueError("template must hold one {} for the class name")
+        members = [c for its in self.groups.values() for c in its]
+        if not {"head", "mid", "tail"} <= self.groups.keys() or max(members, default=0) >= len(self.classes):
+            raise ValueError("groups must be head, mid and tail, of classes by number")
+        if not isinstance(self.method.get("name"), str) or not isinstance(self.tuner.get("name"), str):
+            raise ValueError("method and tuner must have a name")
+        return self
 
 
 def model_folder(path: Path) -> Path:
@@ -104,17 +119,14 @@ def model_folder(path: Path) -> Path:
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    path = folder / NOTE
+    path, todo = folder / NOTE, f"{AGAIN}, or take another copy"
+    document = read_json(path, todo)
+    if (found := document.get("format")) != FORMAT:
+        raise UserError(f"{path} has the format {shortened(found)}, this version of fedtailor reads {FORMAT}; {AGAIN}")
     try:
-        document = json.loads(path.read_text())
-        found = document.get("format") if isinstance(document, dict) else None
-        if found != FORMAT:
-            raise UserError(f"{path} has the format {found!r}, this version of fedtailor reads {FORMAT}; {AGAIN}")
         return ModelFacts.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"{path} is damaged ({explain(error)}); {AGAIN}, or take another copy") from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {AGAIN}, or take another copy") from error
+        raise UserError(f"{path} is damaged ({explain(error)}); {todo}") from error
 
 
 def read_params(folder: Path, file: str, facts: ModelFacts) -> Params:

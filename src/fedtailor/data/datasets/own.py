@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...base.errors import UserError
+from ...base.documents import STRAY
+from ...base.errors import UserError, shortened
 from ..dataset import Dataset, Split
 from .files import PHOTO, SUFFIXES, class_names, hold_out, listed, read_lines, readable
 from .layout import Layout, read_layout, split_of
@@ -112,6 +113,9 @@ def dataset_of(
     a class is; of a place that is not alone, only if it has no training part either. Notes tell what nobody said."""
     numbers = {label: number for number, label in enumerate(names)}
     sites, groups = (sorted({getattr(row, column) for row in rows} - {""}) for column in ("site", "group"))
+    for told in (*names, *sites):
+        if STRAY.search(told):
+            raise UserError(f"{where}: the name {shortened(told)} is not text in UTF-8; rename its folder")
     site_of, group_of = ({value: number for number, value in enumerate(values)} for values in (sites, groups))
 
     def split(part: list[TableRow], what: str) -> Split:

@@ -83,8 +83,9 @@ def labels(seen: RoundView) -> dict[str, Any] | None:
     if table is None:
         return None
     owner, truth, picture, y = table
+    clients = {seen.federation.name_of(k): owner == k for k in range(seen.federation.clients)}
     return {
         "overall": quality(truth, picture, y),
         **{name: quality(truth, picture, y, np.isin(truth, some)) for name, some in seen.tests.groups.items()},
-        "clients": [quality(truth, picture, y, owner == k) for k in range(seen.federation.clients)],
+        "clients": {name: quality(truth, picture, y, theirs) for name, theirs in clients.items()},
     }

@@ -26,6 +26,7 @@ from .relay import CHAIN, CarriedMomentum
 
 
 class FourClusters(ClusterSettings):
+    by: Literal["counts"] = Field("counts", description="of their labels: what clients are told apart by")
     n_similar: int = Field(4, ge=1, description="similarity clusters (Fig. 6)")
 
 

@@ -32,6 +32,10 @@ class CarriedMomentum(Method):
             raise ValueError("carrying momentum on needs local.optimiser=sgd and a local.momentum above 0")
         return self
 
+    @property
+    def mixing(self) -> str:
+        return "hands momentum on from client to client"
+
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         chain = branch(server.state, CHAIN) if self.chained else None
         relay = Relay(each, self.train, under(server.state, VELOCITY), chain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...base.errors import UserError
 from .bars import draw_bars
 from .record import METRICS, PARTS, RunRecord, Table, series_of, spread
 from .style import WIDTH, legend, unique
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 def table(runs: Sequence[RunRecord]) -> Table:
     tested = [run for run in runs if run.tested]
-    if old := [run for run in tested if run.data is None]:
-        raise UserError(f"{old[0].folder} has no data.json with zero-shot scores: it is of an older version")
     found: Table = []
     for part in PARTS:
         for one in series_of(tested):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...base.errors import UserError
 from .record import Row, RunRecord, Table, classes_of, dig
-from .style import WIDTH, class_ticks, unique
+from .style import WIDTH, class_ticks, clipped, unique
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -20,30 +20,23 @@ CLIENTS = 60  # labels on the axis, at most
 def table(runs: Sequence[RunRecord]) -> Table:
     """A row for each client and class, in every clustering of the last round that clustered; else all clients once."""
     run = runs[0]
-    counts = run.facts()["counts"]
+    counts, number = run.data["counts"], {name: k for k, name in enumerate(run.clients)}
     if counts is None:
         raise UserError(f"{run.folder}: only its clients know how many pictures of a class they have, or nobody does")
-    order, names, _, axis = classes_of(run, len(counts[0]))
-    panels: dict[str, Mapping[int, Any]] = {"all clients": dict.fromkeys(range(len(counts)), "")}
+    order, _, names, _, axis = classes_of(run)
+    panels: dict[str, Mapping[str, Any]] = {"all clients": dict.fromkeys(number, "")}
     if rounds := [row for row in run.rounds if dig(row, "diagnostics", "clusters")]:
         last = rounds[-1]
         found = last["diagnostics"]["clusters"]
-        panels = {
-            f"{name} clusters, round {last['round']}": {int(k): c for k, c in of.items()} for name, of in found.items()
-        }
+        panels = {f"{name} clusters, round {last['round']}": of for name, of in found.items()}
     rows: Table = []
     for panel, cluster_of in panels.items():
-        for k in sorted(cluster_of, key=lambda k: (cluster_of[k], k)):
-            client: Row = {
-                "panel": panel,
-                "axis": axis,
-                "client": k,
-                "cluster": cluster_of[k],
-                "pictures": sum(counts[k]),
-            }
+        for name in sorted(cluster_of, key=lambda name: (cluster_of[name], number[name])):
+            held, cluster = counts[number[name]], cluster_of[name]
+            client: Row = {"panel": panel, "axis": axis, "client": name, "cluster": cluster, "pictures": sum(held)}
             for c in order:
-                share = 100 * counts[k][c] / max(sum(counts[k]), 1)
-                rows.append({**client, "class": c, "name": names[c], "count": counts[k][c], "share": share})
+                share = 100 * held[c] / max(sum(held), 1)
+                rows.append({**client, "class": c, "name": names[c], "count": held[c], "share": share})
     return rows
 
 
@@ -65,7 +58,7 @@ def paint(canvas: Canvas, table: Table) -> None:
             if clusters[i] != clusters[i - 1]:
                 axes.axhline(i - 0.5, color="black", linestyle="--", linewidth=1)
         step = -(-len(clients) // CLIENTS)
-        labels = [f"{k} ({row['pictures']})" for k, row in clients.items()]
+        labels = [f"{clipped(name)} ({row['pictures']})" for name, row in clients.items()]
         axes.set_yticks(range(0, len(labels), step), labels[::step])
         axes.set(title=panel, ylabel="client (its pictures)")
         axes.grid(visible=False)

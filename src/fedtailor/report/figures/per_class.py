@@ -21,16 +21,15 @@ def table(runs: Sequence[RunRecord]) -> Table:
     tested = [run for run in runs if run.tested]
     if not tested:
         return found
-    number = len(tested[0].tested[-1]["personal"]["per_class"])
-    order, names, groups, axis = classes_of(tested[0], number)
+    order, keys, names, groups, axis = classes_of(tested[0])
     for part in PARTS:
         for one in series_of(tested):
             lasts = [run.tested[-1][part]["per_class"] for run in one.runs]
             before = [run.zero_shot(part, "per_class") for run in one.runs]
             for c in order:
                 place: Row = {"part": part, "axis": axis, "class": c, "name": names[c], "group": groups.get(c, "")}
-                plain = spread(score[c] for score in before if score).get("value")
-                if accuracy := spread(last[c] for last in lasts if last):
+                plain = spread(score.get(keys[c]) for score in before if score).get("value")
+                if accuracy := spread(last.get(keys[c]) for last in lasts):
                     gain = None if plain is None else accuracy["value"] - plain
                     found.append({**place, "line": one.label, **accuracy, ZERO_SHOT: plain, "gain": gain})
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
+from ...base.names import told_apart
 from ...settings.keys import SHORTER
 
 Row = dict[str, Any]
@@ -37,7 +38,7 @@ class RunRecord:
     folder: Path
     settings: Mapping[str, Any]  # by dotted key
     rounds: Sequence[Mapping[str, Any]]  # lines of rounds.jsonl
-    data: Mapping[str, Any] | None  # data.json; None in folders that are older than that file
+    data: Mapping[str, Any]  # data.json; empty where a run was ended before it was written, and has no rounds
     texts: Callable[[], Texts]  # from the checkpoint; loads CLIP
 
     @property
@@ -51,14 +52,14 @@ class RunRecord:
     def recorded(self, name: str) -> bool:
         return any(name in row.get("diagnostics", ()) for row in self.rounds)
 
-    def facts(self) -> Mapping[str, Any]:
-        if self.data is None:
-            raise UserError(f"{self.folder} has no data.json with class names and counts: it is of an older version")
-        return self.data
+    @property
+    def clients(self) -> list[str]:
+        """By name, as all records have them, in the order of counts."""
+        return self.data.get("clients") or [str(k) for k in range(int(self.settings["clients"]))]
 
     def zero_shot(self, part: str, name: str) -> Any:
         """None where nobody noted it."""
-        return None if self.data is None else self.data["zero_shot"][part].get(name)
+        return dig(self.data, "zero_shot", part, name)
 
 
 @dataclass(frozen=True)
@@ -126,18 +127,18 @@ def dig(value: Any, *path: str) -> Any:
 
 class Classes(NamedTuple):
     order: list[int]  # the most frequent first, if that is known
-    names: list[str]
+    keys: Sequence[str]  # their names in records
+    names: list[str]  # as people write them
     groups: dict[int, str]
     axis: str  # what the order is, in words
 
 
-def classes_of(run: RunRecord, number: int) -> Classes:
-    """Of a run folder without data.json, or of a server that does not know its clients' counts: by index."""
-    if run.data is None:
-        return Classes(list(range(number)), [str(c) for c in range(number)], {}, "class, by index (no data.json)")
-    names, counts = [name.replace("_", " ") for name in run.data["classes"]], run.data["counts"]
-    groups = {c: name for name, members in run.data["groups"].items() for c in members}
+def classes_of(run: RunRecord) -> Classes:
+    """In data.json's order where a server does not know its clients' counts."""
+    keys, counts = told_apart(run.data.get("classes", ())), run.data.get("counts")
+    groups = {keys.index(key): name for name, members in run.data.get("groups", {}).items() for key in members}
+    names = [key.replace("_", " ") for key in keys]
     if counts is None:
-        return Classes(list(range(number)), names, groups, "class, by index (counts are not known)")
+        return Classes(list(range(len(keys))), keys, names, groups, "class, by index (counts are not known)")
     order = np.argsort(-np.array(counts).sum(axis=0), kind="stable").tolist()
-    return Classes(order, names, groups, "class, most frequent first")
+    return Classes(order, keys, names, groups, "class, most frequent first")

@@ -32,7 +32,7 @@ def table(runs: Sequence[RunRecord]) -> Table:
     unlike, which = np.unique(both.round(5), axis=0, return_inverse=True)
     flat = TSNE(perplexity=min(30.0, (len(unlike) - 1) / 3), init="pca", random_state=0).fit_transform(unlike)
     at = flat[which].reshape(2, *general.shape[:2], 2)
-    _, names, groups, _ = classes_of(run, general.shape[1])
+    _, _, names, groups, _ = classes_of(run)
     return [
         {
             "owner": owner, "prompt": kind, "class": c, "name": names[c], "group": groups.get(c, ""),

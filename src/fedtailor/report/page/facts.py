@@ -84,7 +84,7 @@ class PageRun:
         if self.result is not None:
             return dict(self.result[ZERO_SHOT[part]])
         theirs = self.last and self.last["untuned"]  # as remote clients found it
-        return dict(theirs or (self.record.data or {}).get("zero_shot", {}).get(part, {}))
+        return dict(theirs or self.record.data.get("zero_shot", {}).get(part, {}))
 
     def after(self, part: str) -> Score:
         """The tuned model, as last tested; empty before its first test."""
@@ -92,34 +92,25 @@ class PageRun:
             return dict(self.result[part])
         return dict(self.last[part]) if self.last else {}
 
-    def per_class(self, part: str) -> tuple[Sequence[float | None], Sequence[float | None]]:
-        """Zero-shot and tuned; empty where nobody knows."""
-        last = self.last[part]["per_class"] if self.last else ()
-        return self.record.zero_shot(part, "per_class") or (), last or ()
+    def per_class(self, part: str) -> tuple[Score, Score]:
+        """Zero-shot and tuned, by name; empty where nobody knows."""
+        return self.record.zero_shot(part, "per_class") or {}, self.last[part]["per_class"] if self.last else {}
 
     @cached_property
     def classes(self) -> Classes:
-        data = self.record.data
-        number = len(data["classes"]) if data else len(self.last["personal"]["per_class"]) if self.last else 0
-        return classes_of(self.record, number)
-
-    @cached_property
-    def clients(self) -> list[str]:
-        named = (self.record.data or {}).get("clients")
-        return list(named or (f"client {k}" for k in range(int(self.record.settings["clients"]))))
+        return classes_of(self.record)
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know of the numbers."""
         settings, noted = self.record.settings, str(self.about.get("notes", ""))
         summary = self.result or {"notes": noted.split(" · ") if noted else []}
-        named = self.clients if (self.record.data or {}).get("clients") else ()
-        told = notes(summary, settings.get("data.server") == "test", settings.get("data.validation", 0), named)
+        told = notes(summary, settings.get("data.server") == "test", settings.get("data.validation", 0))
         if self.result is None:
             told.insert(0, f"This run is {self.status}; numbers are those of its last test.")
-        if broken := (self.record.data or {}).get("broken"):
+        if broken := self.record.data.get("broken"):
             told.append(f"{broken} picture(s) could not be read and were left out")
-        if lost := sum(len(row.get("dropped", ())) for row in self.record.rounds):
+        if lost := sum(len(row["dropped"]) for row in self.record.rounds):
             told.append(f"{lost} answer(s) of clients were late, lost or wrong, and do not count")
         return told
 

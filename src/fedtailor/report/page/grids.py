@@ -69,7 +69,7 @@ def model_of(part: str) -> str:
 
 def holdings_grid(run: PageRun, anchor: str) -> Grid | None:
     """Training pictures of each client in each class, in the order of the table of classes; None if nobody knows."""
-    counts = np.array((run.record.data or {}).get("counts") or ())
+    counts = np.array(run.record.data.get("counts") or ())
     if not len(counts):
         return None
     order = run.classes.order[:MOST]
@@ -81,7 +81,7 @@ def holdings_grid(run: PageRun, anchor: str) -> Grid | None:
     caption = f"Training pictures of each client (down) in each class (across), shaded by order of magnitude{some}{few}"
     told = [[str(value) for value in row] for row in shown.tolist()]
     labels = [run.classes.names[c] for c in order]
-    return grid(anchor, caption, " pictures", run.clients[:MOST], labels, told, level, ", ", diagonal=False)
+    return grid(anchor, caption, " pictures", run.record.clients[:MOST], labels, told, level, ", ", diagonal=False)
 
 
 def grid(

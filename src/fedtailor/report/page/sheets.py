@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -82,12 +83,12 @@ def score_sheet(run: PageRun, anchor: str) -> Sheet:
 
 
 def class_sheet(run: PageRun, anchor: str) -> Sheet:
-    order, names, groups, axis = run.classes
-    counts = (run.record.data or {}).get("counts")
+    order, keys, names, groups, axis = run.classes
+    counts = run.record.data.get("counts")
     train = np.array(counts).sum(0) if counts else None
     tested = next((table.sum(1) for table in run.answered.confusion.values()), None) if run.answered else None
     columns = [Column("class", False), *([Column("group", False)] if groups else []), Column("train"), Column("test")]
-    parts = [part for part in PARTS if any(run.per_class(part)[1])]
+    parts = [part for part in PARTS if any(run.per_class(part)[1].values())]
     for part in parts:
         columns += [Column(f"{part} zero-shot"), Column(f"{part} tuned"), Column(f"{part} gain")]
     rows = []
@@ -95,7 +96,7 @@ def class_sheet(run: PageRun, anchor: str) -> Sheet:
         cells = [Cell(names[c]), *([Cell(groups.get(c, ""))] if groups else [])]
         cells += [count(None if known is None else int(known[c])) for known in (train, tested)]
         for part in parts:
-            before, after = (at(values, c) for values in run.per_class(part))
+            before, after = (values.get(keys[c]) for values in run.per_class(part))
             cells += [number(before), accuracy(after, before), gain(after, before)]
         rows.append(cells)
     return Sheet(anchor, f"Each {axis}", columns, rows)
@@ -103,18 +104,18 @@ def class_sheet(run: PageRun, anchor: str) -> Sheet:
 
 def site_sheet(run: PageRun, anchor: str) -> Sheet:
     """Every client: what it holds, how often it took part, how the shared model and its own do on its test pictures."""
-    counts = np.array((run.record.data or {}).get("counts") or ())
-    rounds = [sum(k in row["cohort"] for row in run.record.rounds) for k in range(len(run.clients))]
-    own = run.last["clients"] if run.last else ()
+    counts = np.array(run.record.data.get("counts") or ())
+    rounds = Counter(name for row in run.record.rounds for name in row["cohort"])
+    own = run.last["clients"] if run.last else {}
     shared = run.answered.shared if run.answered else ()
     columns = [Column("client", False), Column("train"), Column("classes"), Column("test"), Column("rounds")]
     columns += [Column("shared model"), Column("own model"), Column("difference")]
     rows = []
-    for k, name in enumerate(run.clients):
+    for k, name in enumerate(run.record.clients):
         held = [int(counts[k].sum()), int((counts[k] > 0).sum())] if len(counts) else [None, None]
         tested = int(run.answered.tested[k]) if run.answered and k < len(run.answered.tested) else None
-        mine, theirs = at(own, k), at(shared, k)
-        numbers = [*map(count, held), count(tested), count(rounds[k])]
+        mine, theirs = own.get(name), at(shared, k)
+        numbers = [*map(count, held), count(tested), count(rounds[name])]
         rows.append([Cell(name), *numbers, number(theirs), accuracy(mine, theirs), gain(mine, theirs)])
     return Sheet(anchor, "Each client on its own test pictures, accuracy in %", columns, rows)
 

@@ -114,10 +114,10 @@ def tiles_of(run: PageRun) -> list[Tile]:
         note = f"{by.text} to zero-shot {percent(before)}" if before is not None and after is not None else MEANT[part]
         made.append(Tile(f"{part} accuracy", percent(after) + ("" if after is None else " %"), note, by.mark))
     if run.last:
-        own = [(value, k) for k, value in enumerate(run.last["clients"]) if value is not None]
+        own = {name: value for name, value in run.last["clients"].items() if value is not None}
         if own:
-            worst, k = min(own)
-            made.append(Tile("worst client", f"{percent(worst)} %", run.clients[k]))
+            worst = min(own, key=lambda name: own[name])
+            made.append(Tile("worst client", f"{percent(own[worst])} %", f"client {worst}"))
     sent = sum(row["bytes_up"] + row["bytes_down"] for row in run.record.rounds)
     made.append(Tile("sent in all", size(sent), f"{run.done} rounds"))
     return made
