@@ -77,7 +77,7 @@ def test_published_is_the_print() -> None:
     assert (capt.local.epochs, capt.local.batch, capt.local.lr, capt.local.schedule) == (1, 32, 0.001, "constant")
     method = capt.method.options
     assert (method["lam"], method["la"], method["mask"]) == (1.0, 0.0, "sample")
-    clusters = {"metric": "js", "similar": "kmeans", "diverse": "kmeans", "over": "head+tail"}
+    clusters = {"by": "counts", "metric": "js", "similar": "kmeans", "diverse": "kmeans", "over": "head+tail"}
     assert method["clusters"] == clusters | {"n_similar": 3, "n_diverse": 3}
     assert capt.tuner.options["coupled"]["length"] == capt.tuner.options["class_prompt"]["length"] == 4
     fedcopl = make_run("fedcopl", preset="published")

@@ -244,7 +244,7 @@ EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
         (letter({"a": {**EMPTY, "shape": [2**62, 4]}}), "overflow"),
         (letter({f"params/{n}": EMPTY for n in range(MAX_TENSORS + 1)}), f"{MAX_TENSORS} are the most"),
         (letter({}, note="x" * MAX_HEADER), f"{MAX_HEADER} are the most"),
-        (letter({}, note="[" * 100_000), "recursion"),
+        (letter({}, note="[" * 100_000), "too deeply"),
     ],
     ids=["more than there is", "overflow", "many tensors", "a long header", "deep"],
 )

@@ -32,7 +32,7 @@ from fedtailor.runs.checkpoint import BEFORE, CHECKPOINT, ROUNDS, STATES
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.predictions import Answers, read_predictions
 from fedtailor.runs.records import DataDocument, read_json, read_rounds
-from fedtailor.runs.result import read_result
+from fedtailor.runs.result_file import read_result
 from fedtailor.runs.server_bytes import server_from_bytes, server_to_bytes
 from fedtailor.settings.keys import parse
 from fedtailor.settings.run import Run, make_run, read_toml

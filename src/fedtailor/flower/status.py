@@ -16,7 +16,7 @@ from ..base.files import is_locked
 from ..base.polling import Backoff
 from ..base.terminal import Terminal
 from ..runs.callback import Callback
-from ..runs.result import read_result
+from ..runs.result_file import read_result
 from .deployment import FAILURE, Deployment
 
 

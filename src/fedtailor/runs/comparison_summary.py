@@ -15,7 +15,7 @@ from ..evaluation.metrics import METRICS
 from .comparison_plan import ComparisonPlan, Point, Shown
 from .comparison_spec import ComparedRow, short_key, short_keys, trains
 from .many import Summary
-from .result import PARTS
+from .result_file import PARTS
 from .statistics import differences
 from .tuning import Tuned
 

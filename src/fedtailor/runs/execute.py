@@ -24,7 +24,8 @@ from .callback import Callback
 from .folder import DATA, RunFolder
 from .model_folder import save_model
 from .predictions import save_predictions
-from .result import PARTS, RESULT, Result, summarise
+from .result import Result, summarise
+from .result_file import PARTS, RESULT
 
 SILENT = Callback()
 

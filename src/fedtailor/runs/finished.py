@@ -18,7 +18,7 @@ from .comparison_summary import Found, summarise
 from .format import check_format
 from .many import Summary
 from .records import run_folders
-from .result import RESULT, read_result
+from .result_file import RESULT, read_result
 
 FinishedRun = tuple[Run, Summary, Path]
 

@@ -56,7 +56,7 @@ from .checkpoint import (
     state_names,
 )
 from .format import FORMAT, check_format
-from .result import RESULT
+from .result_file import RESULT
 from .server_bytes import server_from_bytes, server_to_bytes
 
 DATA = "data.json"

@@ -15,7 +15,7 @@ from ..simulation.build import assemble, deal
 from . import execute
 from .callback import Callback, ComparisonCallback
 from .comparison_spec import ComparedRow
-from .result import RESULT, read_result
+from .result_file import RESULT, read_result
 
 SILENT = ComparisonCallback()
 Summary = dict[str, Any]

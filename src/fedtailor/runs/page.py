@@ -16,7 +16,7 @@ from ..report.page.facts import Answered, Page, PageRun
 from ..settings.keys import read_document
 from .predictions import Answers, read_predictions
 from .records import nearest, read_run, run_folders
-from .result import RESULT, read_result
+from .result_file import RESULT, read_result
 
 TABLE = "table.json"  # of a comparison
 

@@ -19,7 +19,7 @@ from ..data.dataset import Indices
 from ..data.groups import Groups
 from ..evaluation.metrics import METRICS, Numbers, mean, score_parts
 from .predictions import Answers, read_predictions
-from .result import PARTS
+from .result_file import PARTS
 
 SEEDS, PICTURES = "seeds", "pictures"  # what an interval is over
 ENOUGH = 3  # seeds

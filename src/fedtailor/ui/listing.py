@@ -11,7 +11,7 @@ from typing import Any
 from ..base.documents import json_object
 from ..base.errors import UserError
 from ..runs.page import is_running
-from ..runs.result import RESULT
+from ..runs.result_file import RESULT
 from ..settings.keys import read_document
 
 DEEP = 6  # folders within folders
