@@ -425,6 +425,24 @@ def test_mended_by_many_at_once(clip: Clip, tmp_path: Path, in_blocks: int, enco
     assert encodings[encoded:] == [16, 4]
 
 
+def test_another_sees_the_last_block_meanwhile(
+    clip: Clip, tmp_path: Path, in_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients are side by side: while one looks at a block, another may read all the rest."""
+    right = np.array(get(clip, tmp_path, images=MANY))
+    found, check, others = get(clip, tmp_path, images=MANY), kept.checksum, [0]
+
+    def meanwhile(rows: Any) -> int:
+        if others:
+            others.clear()
+            np.asarray(found)
+        return check(rows)
+
+    monkeypatch.setattr(kept, "checksum", meanwhile)
+    assert np.array_equal(found[np.array([0, 25])], right[[0, 25]])
+    assert found.unseen is None
+
+
 def test_a_run_on_a_damaged_cache(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: other numbers, and nobody is told."""
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))

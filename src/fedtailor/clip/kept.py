@@ -52,13 +52,14 @@ class Kept:
 
     def __getitem__(self, indices: Indices) -> Array:
         number = np.asarray(indices) // self.rows
-        if self.unseen is not None:
-            for block in np.unique(number[self.unseen[number]]):
+        if (unseen := self.unseen) is not None:  # clients side by side: another may see the last block meanwhile
+            for block in np.unique(number[unseen[number]]):
                 self.look(int(block))
-            if not self.unseen.any():
+                unseen[block] = False
+            if not unseen.any():
                 self.unseen = None
         found: Array = self.values[indices]
-        for block, rows in self.spare.items():
+        for block, rows in list(self.spare.items()):
             mine = number == block
             found[mine] = rows[np.asarray(indices)[mine] - block * self.rows]
         return found
@@ -70,8 +71,6 @@ class Kept:
             with self.mending:
                 if checksum(self.values[rows]) != self.sums[block] and block not in self.spare:
                     self.mend(block, range(len(self))[rows])
-        if self.unseen is not None:
-            self.unseen[block] = False
 
     def mend(self, block: int, rows: range) -> None:
         warnings.warn(f"the cache file {self.path} is damaged; what is wrong in it is encoded anew", Note, stacklevel=2)
