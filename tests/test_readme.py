@@ -35,21 +35,38 @@ def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if not any(mark in c for mark in OUTSIDE)])
+def words_of(command: str) -> list[str]:
+    return shlex.split(command, comments=True)[1:]
+
+
+INSIDE = [c for c in commands() if not any(mark in c for mark in OUTSIDE)]
+
+
+def shorter(words: list[str]) -> list[str]:
+    """A single round and seed, and one cell of a table."""
+    one_cell = ["--cells", "both-with-clusters"] if words[0] == "reproduce" else []
+    one_round = ["rounds=1"] if words == ["run"] else []
+    once = [re.sub(r"\b(rounds|method\.T_p)=\d+$", r"\1=1", word) for word in words]
+    return [*once, *one_cell, *one_round, *(["--seeds", "1"] if "--seeds" in words else [])]
+
+
+@pytest.mark.parametrize("command", INSIDE)
 def test_command(command: str, call: Call) -> None:
-    """In this process; `fedtailor run` with a single round of its forty."""
-    words = shlex.split(command, comments=True)[1:]
-    done = call(*words, *(["rounds=1"] if words == ["run"] else []))
+    """In this process, and with less to do."""
+    done = call(*shorter(words_of(command)))
     assert done.code == 0, done.err
     assert done.out.strip()
 
 
 @pytest.mark.slow
-def test_the_first_command_as_it_is(tmp_path: Path) -> None:
-    assert "fedtailor run" in commands()
-    done = process(["fedtailor", "run"], tmp_path)
+@pytest.mark.parametrize("command", [c for c in INSIDE if shorter(words_of(c)) != words_of(c)])
+def test_command_as_it_is(command: str, tmp_path: Path) -> None:
+    """In a process of its own, to the last round."""
+    done = process(["fedtailor", *words_of(command)], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "40 rounds in" in done.stdout
+    assert done.stdout.strip()
+    if words_of(command) == ["run"]:
+        assert "40 rounds in" in done.stdout
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if any(mark in c for mark in OUTSIDE)])

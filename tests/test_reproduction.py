@@ -218,7 +218,7 @@ def test_rows_of_a_block_have_their_own_values() -> None:
 
 def test_a_table_at_its_rows_best_values(call: Call, tmp_path: Path) -> None:
     """Broken: a lab table shows a rate, not a method; or what was chosen is not told."""
-    words = ["capt/table4", "--scale", "smoke", "--cells", "both-*", "--out", str(tmp_path / "it"), "--quiet"]
+    words = ["capt/table4", "--scale", "smoke", "--cells", "both-with-*", "--out", str(tmp_path / "it"), "--quiet"]
     told = call("reproduce", *words, "--tune", "lr=0.001,0.01", "--json")
     assert told.code == 0, told.err
     summary = json.loads(told.out)
