@@ -16,13 +16,13 @@ from fedtailor.clip.load import Checkpoint, load
 from fedtailor.clip.model import Shape
 from fedtailor.core.model import Tuner
 from fedtailor.data.dataset import ArrayImages, Dataset, Split, histogram
-from fedtailor.data.federation import Federation, federate
+from fedtailor.data.federation import federate
 from fedtailor.data.groups import GROUPS
 from fedtailor.data.partitions.iid import Iid
 from fedtailor.methods import METHODS
 from fedtailor.methods.released.relay import CarriedMomentum
 from fedtailor.settings.run import GIVEN, Run, make_run
-from fedtailor.simulation.build import Experiment, assemble
+from fedtailor.simulation.build import Experiment, as_labelled, assemble
 from fedtailor.tuners import TUNERS, tuner_names
 from fedtailor.tuners.join import Join
 from tiny import VIT, tiny_folder
@@ -111,7 +111,7 @@ def world(
 ) -> Experiment:
     run = run or settings(method, tuner, **more)
     held = 0.0 if run.data.server == "test" else run.data.server
-    federation: Federation = federate(dataset(), Iid(), run.clients, run.seed, held)
+    federation = as_labelled(run, federate(dataset(), Iid(), run.clients, run.seed, held))
     labels = dataset().train.labels
     assert labels is not None
     groups = GROUPS["capt"](histogram(labels, len(NAMES)))

@@ -71,8 +71,10 @@ def test_subsets_keep_labels_and_sites_together() -> None:
 def test_invariants_are_checked() -> None:
     with pytest.raises(ValueError, match="one per picture"):
         Split(blank(2), np.zeros(3, dtype=np.int64))
-    with pytest.raises(ValueError, match="negative"):
-        Split(blank(1), np.array([-1]))
+    with pytest.raises(ValueError, match="labels must be -1 or more"):
+        Split(blank(1), np.array([-2]))
+    with pytest.raises(ValueError, match="sites must be 0 or more"):
+        Split(blank(1), None, np.array([-1]))
     with pytest.raises(ValueError, match="uint8"):
         ArrayImages(np.zeros((2, 2, 3), dtype=np.uint8))
     good = toy([1, 1], [1, 1])

@@ -62,9 +62,8 @@ def test_unlabelled_train_rows_take_the_names_of_the_test_rows(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("path,label", "a,fox", "b,"), r"1 of 2 data rows have no label \(the first is b\)"),
-        (("path,label,split", "a,fox,train", "b,,train", "c,fox,test"), "1 of 2 train rows have no label"),
         (("path,label,split", "a,fox,train", "b,,test"), "the test rows have no labels"),
+        (("path,label,split", "a,fox,train", "b,fox,test", "c,,test"), r"1 of 2 test rows have no label \(the first"),
         (("path,label,split", "a,fox,train", "b,fox,"), "1 of 2 data rows have no split"),
         (("path,label,split", "a,fox,train", "b,fox,trial"), "split must be train, test or val, got 'trial' for b"),
         (("path,label,split", "a,fox,test"), "no train rows"),

@@ -20,8 +20,8 @@ class FlipLabels(Attack):
 
 
 def known_labels(train: Split) -> Indices:
-    if train.labels is None:
-        raise UserError("an attack by labels needs training pictures that have some")
+    if train.labels is None or train.partly:
+        raise UserError("an attack by labels needs training pictures that all have one")
     return train.labels.copy()
 
 

@@ -6,14 +6,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..base.errors import UserError
 from ..core.model import CPU, to_device
 from ..core.types import Balance, Batch, View
-from ..data.dataset import Indices
+from ..data.dataset import UNKNOWN, Indices
 from .features import FeatureStore
 
 
@@ -28,7 +30,7 @@ class ClientData:
         self,
         pool: FeatureStore,
         indices: Indices,
-        labels: Indices | None,  # of the whole pool
+        labels: Indices | None,  # of the whole pool; UNKNOWN where a picture has none
         classes: int,
         device: torch.device = CPU,
         plain: FeatureStore | None = None,
@@ -79,10 +81,31 @@ class ClientData:
         candidates = None if self._candidates is None else to_device(self._candidates[index], self.device)
         return Batch(x, to_device(self._given()[index], self.device), index, rng, plain, candidates, balance)
 
+    @cached_property
+    def _known(self) -> Tensor:
+        """(n,) which pictures have a label of their own."""
+        return torch.zeros(len(self), dtype=torch.bool) if self._labels is None else self._labels != UNKNOWN
+
+    def unlabelled(self) -> ClientData:
+        """The pictures without a label of their own, in order: what a labeler sees."""
+        part = self._of(~self._known)
+        part._labels = None
+        return part
+
+    def completed(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
+        """The pictures with a label of their own and, behind them, those of the others that a labeler chose."""
+        known, others = (torch.nonzero(it).flatten() for it in (self._known, ~self._known))
+        if not len(known):
+            return self.labelled(index, y, candidates)
+        own = self._given()[known]
+        if candidates is not None:
+            candidates = torch.cat([F.one_hot(own, self.classes).to(candidates.dtype), candidates])
+        return self.labelled(torch.cat([known, others[index]]), torch.cat([own, y]), candidates)
+
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> ClientData:
         """Some of these pictures, perhaps some of them twice, under other labels."""
-        part = copy(self)
-        part._indices, part._labels, part._candidates = self._indices[index.numpy()], y, candidates
+        part = self._of(index)
+        part._labels, part._candidates = y, candidates
         return part
 
     def balanced(self, begin: Callable[[Tensor], Balance]) -> ClientData:
@@ -117,6 +140,13 @@ class ClientData:
         step = round(1 / fraction)
         held = torch.arange(len(self)) % step == step - 1
         return self._part(~held), self._part(held)
+
+    def _of(self, index: Tensor) -> ClientData:
+        """Those in these places, or where this is true; their labels are the caller's to give."""
+        part = copy(self)
+        part._indices = self._indices[index.numpy()]
+        part.__dict__.pop("_known", None)
+        return part
 
     def _part(self, mask: Tensor) -> ClientData:
         candidates = None if self._candidates is None else self._candidates[mask]

@@ -58,7 +58,8 @@ def client_step(
     # A pass gets copies: nothing it does in place can reach the server or another client.
     given = {n: job.model.put(v.clone()) for n, v in theta.items()}
     samples = len(data)
-    data = data if task.pass_name.startswith(LABELER_PREFIX) else labelled_data(job, who, client, data)
+    labels = task.pass_name.startswith(LABELER_PREFIX)
+    data = data.unlabelled() if labels else labelled_data(job, who, client, data)
     hold = LazyBalance(job.rebalancer, client, generator(job.seed, *path, "rebalance"))
     data = data if job.rebalancer is None else data.balanced(hold)
     predict = own_predict(job, client, given)
@@ -134,13 +135,13 @@ class LazyBalance:
 
 
 def labelled_data(job: Job, who: int, client: ClientState, data: Samples) -> Samples:
-    """The client's pictures with the labels that a labeler gave them: none before it did, which leaves nothing to train
-    on. As they are where labels are given, or are the server's own."""
+    """The client's pictures with the labels that it has of its own and those that a labeler gave: none before it did,
+    which may leave nothing to train on. As they are where labels are given, or are the server's own."""
     if job.labeler is None or (who == OWN and INDEX not in client.memory):
         return data
     none = torch.empty(0, dtype=torch.int64)
     memory = {INDEX: none, LABEL: none, **client.memory}
-    return data.labelled(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))
+    return data.completed(memory[INDEX], memory[LABEL], memory.get(CANDIDATES))
 
 
 def own_predict(job: Job, client: ClientState, theta: Params) -> Callable[[Tensor], Tensor]:

@@ -96,6 +96,12 @@ class Samples(Protocol):
         """Those in these places."""
 
     def labelled(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples: ...
+    def unlabelled(self) -> Samples:
+        """Those without a label of their own, in order."""
+
+    def completed(self, index: Tensor, y: Tensor, candidates: Tensor | None = None) -> Samples:
+        """Those with a label of their own, and some of `unlabelled()`, perhaps some of them twice, under these."""
+
     def balanced(self, begin: Callable[[Tensor], Balance]) -> Samples:
         """The same samples, whose batches carry the Balance that `begin` makes of their label counts."""
 

@@ -15,7 +15,7 @@ from ..base.folders import user_path
 from ..base.progress import ProgressFn
 from ..base.rng import numpy_generator
 from .check import Checked, Finding, check
-from .dataset import Dataset, Rng, histogram
+from .dataset import UNKNOWN, Dataset, Rng, Split, histogram
 from .datasets import cifar, drawn, fashion, own, published
 from .groups import profile, thin
 from .reading import without_broken
@@ -106,9 +106,10 @@ def open_dataset(
     factor, C = imbalance or source.imbalance or 1, len(dataset.classes)
     if factor == 1 and not most:
         return dataset
-    if dataset.train.labels is None:
+    if dataset.train.labels is None or dataset.train.partly:
         what = f"most={most}" if most else f"imbalance={factor}"
-        raise UserError(f"{what}: the training pictures of {name} have no labels to thin by")
+        lacking = "some of the" if dataset.train.partly else "the"
+        raise UserError(f"{what}: {lacking} training pictures of {name} have no labels to thin by")
     every = histogram(dataset.train.labels, C)
     counts = every if factor == 1 else profile(len(dataset.train) / C, C, factor, dataset.order)
     counts = np.minimum(counts, most) if most else counts
@@ -132,13 +133,19 @@ def with_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     number_of = {name: number for number, name in enumerate(classes)}
     numbers = np.array([number_of.get(name, -1) for name in dataset.classes], dtype=np.int64)
     parts = (dataset.train, dataset.test)
-    used = np.unique(np.concatenate([split.labels for split in parts if split.labels is not None] or [numbers[:0]]))
+    given = [split.labels[split.labels != UNKNOWN] for split in parts if split.labels is not None]
+    used = np.unique(np.concatenate(given or [numbers[:0]]))
     if strangers := [hinted(dataset.classes[label], classes) for label in used if numbers[label] < 0]:
         raise UserError(
             f"{dataset.name} has pictures of {', '.join(strangers)}: none of the federation's {len(classes)} classes "
             f"({classes[0]!r} is one); rename these folders or labels, or take them out"
         )
-    train, test = (split if split.labels is None else replace(split, labels=numbers[split.labels]) for split in parts)
+
+    def renumbered(split: Split) -> Split:
+        labels = split.labels
+        return split if labels is None else replace(split, labels=np.where(labels == UNKNOWN, labels, numbers[labels]))
+
+    train, test = map(renumbered, parts)
     return replace(dataset, classes=tuple(classes), train=train, test=test, coarse=None, order=None)
 
 

@@ -16,7 +16,10 @@ from .paper import AS_CLIP, PaperPreprocess, Pixels
 from .pictures import BROKEN, DICOM, BrokenPicture, open_picture, read_picture, unreachable
 
 Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Rng = np.random.Generator | np.random.RandomState  # the legacy one replays published constructions draw by draw
+
+UNKNOWN = -1  # in place of a label, where nobody has given one
 
 
 class Readable(Protocol):
@@ -102,7 +105,7 @@ class Split:
     """Training or test pictures."""
 
     images: Images
-    labels: Indices | None  # None: nobody has labelled them
+    labels: Indices | None  # None: nobody has labelled them; UNKNOWN: nobody has labelled this one
     sites: Indices | None = None  # where they come from, if known
     groups: Indices | None = None  # which belong together (of one patient, say) and must not be trained and tested on
 
@@ -110,11 +113,17 @@ class Split:
         for what, values in (("labels", self.labels), ("sites", self.sites), ("groups", self.groups)):
             if values is not None and (values.dtype != np.int64 or values.shape != (len(self),)):
                 raise ValueError(f"{what} must be int64, one per picture, got {values.dtype} {values.shape}")
-            if values is not None and len(values) and values.min() < 0:
-                raise ValueError(f"{what} must not be negative, got {values.min()}")
+            least = UNKNOWN if what == "labels" else 0
+            if values is not None and len(values) and values.min() < least:
+                raise ValueError(f"{what} must be {least} or more, got {values.min()}")
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def partly(self) -> bool:
+        """Whether some pictures have a label and others have none."""
+        return self.labels is not None and bool((self.labels == UNKNOWN).any())
 
     def subset(self, indices: Indices) -> Split:
         numbers = (self.labels, self.sites, self.groups)
@@ -156,5 +165,5 @@ def by_label(labels: Indices, classes: int) -> list[Indices]:
 
 
 def histogram(labels: Indices, classes: int) -> Indices:
-    """(C,) how often each class occurs."""
-    return np.bincount(labels, minlength=classes).astype(np.int64)
+    """(C,) how often each class occurs; pictures without a label are in none."""
+    return np.bincount(labels[labels != UNKNOWN], minlength=classes).astype(np.int64)

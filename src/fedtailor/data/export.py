@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
-from .dataset import Images, Indices, Split
+from .dataset import UNKNOWN, Images, Indices, Split
 from .datasets.files import PHOTO, spelled
 from .datasets.own import COLUMNS, TableRow
 from .federation import Federation
@@ -38,7 +38,11 @@ def write_sites(
         fewer = f"fewer clients than {federation.clients}, or another partition"
         raise UserError(f"site-{empty[0]} would have nothing to train on; take {fewer}")
     dataset, unlabelled = federation.dataset, unlabelled or federation.dataset.train.labels is None
-    train, test = replace(dataset.train, labels=None) if unlabelled else dataset.train, dataset.test
+    train, test, known = dataset.train, dataset.test, federation.known
+    if unlabelled:
+        train = replace(train, labels=None)
+    elif known is not None and train.labels is not None:
+        train = replace(train, labels=np.where(known, train.labels, UNKNOWN))
     names, digits = [spelled(name) for name in dataset.classes], len(str(federation.clients - 1))
     # Some systems take Fox and fox for one folder.
     name, times = Counter(name.casefold() for name in names).most_common(1)[0]
@@ -86,7 +90,7 @@ def pieces(
     """One part of one place: its pictures and their rows, in the order in which `folder` reads them."""
     found = []
     for index in held.tolist():
-        label = "" if split.labels is None else names[split.labels[index]]
+        label = "" if split.labels is None or split.labels[index] == UNKNOWN else names[split.labels[index]]
         where = [place, part, label, f"{index:06}.png"]
         found.append((split.images, index, TableRow("/".join(filter(None, where)), label, part, site)))
-    return sorted(found, key=lambda piece: piece[2].path.split("/"))
+    return sorted(found, key=lambda piece: (bool(piece[2].label), piece[2].path.split("/")))

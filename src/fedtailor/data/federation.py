@@ -8,7 +8,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.names import told_apart
 from ..base.rng import numpy_generator
-from .dataset import Dataset, Indices, Rng, Split, by_label, histogram
+from .dataset import UNKNOWN, Dataset, Indices, Mask, Rng, Split, by_label, histogram
 from .partitions.base import Partition, Share, Shares
 from .released import ReleasedDraws
 
@@ -21,6 +21,7 @@ class Federation:
     held: Indices | None = None  # the training pictures that stand in for the test set, if any do
     aside: tuple[Indices, ...] = ()  # each client's training pictures that nothing is trained on: to calibrate by
     names: tuple[str, ...] = ()  # of the clients, if they have some
+    known: Mask | None = None  # beside a labeler: the training pictures whose own labels count (known.py); None: none
 
     def __post_init__(self) -> None:
         for what, size in (("train", len(self.dataset.train)), ("test", len(self.dataset.test))):
@@ -35,6 +36,17 @@ class Federation:
     def name_of(self, k: int) -> str:
         """What records call a client: by its name, else by its number. Below 0 is the server, with data of its own."""
         return "server" if k < 0 else self.names[k] if self.names else str(k)
+
+    def to_label(self, k: int) -> Indices:
+        """A client's training pictures that a labeler may label, of all of them."""
+        mine = self.shares[k].train
+        return mine if self.known is None else mine[~self.known[mine]]
+
+    def truths(self, k: int) -> Indices | None:
+        """What these are, to measure a labeler by; None where somebody would have to look."""
+        labels = self.dataset.train.labels
+        mine = None if labels is None else labels[self.to_label(k)]
+        return None if mine is None or (mine == UNKNOWN).any() else mine
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -82,8 +94,9 @@ def federate(
         return Federation(dataset, partition.released(dataset, clients, draws))
     server, train = None, dataset.train
     if server_part:
-        if train.labels is None:
-            raise UserError(f"data.server={server_part}: {dataset.name} has no training labels to validate with")
+        if train.labels is None or train.partly:
+            lacks = "training pictures without labels" if train.partly else "no training labels to validate with"
+            raise UserError(f"data.server={server_part}: {dataset.name} has {lacks}")
         order = numpy_generator(seed, "server").permutation(len(train))
         held = int(server_part * len(order))
         if train.groups is not None:
@@ -129,13 +142,15 @@ def hold_out(federation: Federation, part: float, seed: int, purpose: str = "val
     owner = np.full(len(labels), -1)
     for k, share in enumerate(federation.shares):
         owner[share.train] = k
-    dealt = np.where(owner < 0, -1, labels)
+    dealt = np.where(owner < 0, UNKNOWN, labels)
     if dataset.train.groups is None:
-        held = drawn_pictures(dealt, owner, len(dataset.classes), part, rng)
+        held = gone = drawn_pictures(dealt, owner, len(dataset.classes), part, rng)
     else:
-        held = drawn_groups(dealt, dataset.train.groups, len(dataset.classes), part, rng)
+        groups = dataset.train.groups
+        held = drawn_groups(dealt, groups, len(dataset.classes), part, rng)
+        gone = np.flatnonzero(np.isin(groups, groups[held]))  # with what has no label to test by
     shares = tuple(
-        Share(np.setdiff1d(share.train, held, assume_unique=True), np.flatnonzero(owner[held] == k))
+        Share(np.setdiff1d(share.train, gone, assume_unique=True), np.flatnonzero(owner[held] == k))
         for k, share in enumerate(federation.shares)
     )
     if not len(held) or any(len(share.test) and not len(share.train) for share in shares):
@@ -158,7 +173,7 @@ def drawn_pictures(labels: Indices, owner: Indices, classes: int, part: float, r
 
 
 def drawn_groups(labels: Indices, groups: Indices, classes: int, part: float, rng: Rng) -> Indices:
-    dealt = np.flatnonzero(labels >= 0)
+    dealt = np.flatnonzero(labels != UNKNOWN)
     left = histogram(labels[dealt], classes)
     due = np.array([wanted(int(size), part) for size in left])
     taken = [dealt[:0]]

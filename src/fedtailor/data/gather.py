@@ -1,12 +1,13 @@
 """Pictures as people have them, as one dataset: a folder, a table, or several folders, a site each, labelled or not.
 
-What no layout of a folder can say (layout.py), such as sites in different places, or labels on only some pictures, is
+What no layout of a folder can say (layout.py), such as sites in different places, or a folder called unlabelled, is
 said by a table, whose rows are made here.
 """
 
 import csv
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from .datasets.own import TableRow
 
 UNLABELLED = frozenset({"unlabelled", "unlabeled", "unsorted", "nolabel", "no_label", "no_labels"})
 LABELLED = frozenset({"labelled", "labeled"})
+STEP = 5  # every so many-th picture of a class is held out, where nobody has said what to test on
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Gathered:
     dataset: Dataset
     table: tuple[TableRow, ...] = ()  # to be written first, where a folder alone does not say it
     layout: Layout | None = None  # of a folder that says it all
-    left_out: int = 0  # pictures without a label that are not used
+    left_out: int = 0  # pictures that are not used
     notes: tuple[str, ...] = ()
 
 
@@ -42,17 +44,17 @@ def gather(paths: Sequence[Path], table: Path) -> Gathered:
     if files := [path for path in paths if not path.is_dir()]:
         raise UserError(f"{files[0]} is a file; give several folders, a site each, or one CSV table")
     if len(paths) > 1:
-        return mixed(of_sites(paths), paths, table)
+        return mixed(*of_sites(paths), paths, table)
     root = paths[0].absolute()
     if heaps := heap_and_rest(root):
-        return mixed(heaps, paths, table)
+        return mixed(heaps, 0, paths, table)
     layout = own.layout_of(root)
     loose = [row for row in layout.pictures if not row.label and row.split == "train"]
     marked = [row for row in layout.pictures if row.label.lower() in UNLABELLED]
     labelled = len(layout.pictures) - len(loose) - len(marked)
     beside = any(row.label and row.split == "train" for row in layout.pictures)
     if not layout.pictures or marked or (loose and beside) or len(layout.outside) > labelled:
-        return mixed(rows_of(root, layout), paths, table)
+        return mixed(rows_of(root, layout), strays(layout), paths, table)
     name = f"folder:{root}"
     return Gathered(name, own.folder(root), layout=layout, left_out=len(layout.outside))
 
@@ -64,14 +66,19 @@ def of_file(path: Path) -> Gathered:
 
 
 def rows_of(root: Path, layout: Layout, site: str = "") -> list[TableRow]:
-    """Paths are whole here; pictures outside the class folders have no label."""
+    """Paths are whole here; pictures outside the class folders, unless they are strays, have no label."""
     placed = [
         TableRow(
             str(root / row.path), "" if row.label.lower() in UNLABELLED else row.label, row.split, site or row.site
         )
         for row in layout.pictures
     ]
-    return placed + [TableRow(str(root / path), site=site) for path in layout.outside]
+    return placed if strays(layout) else placed + [TableRow(str(root / path), site=site) for path in layout.outside]
+
+
+def strays(layout: Layout) -> int:
+    """Pictures outside the class folders, such as a cover picture, where those inside are more."""
+    return len(layout.outside) if len(layout.outside) <= sum(bool(row.label) for row in layout.pictures) else 0
 
 
 def heap_and_rest(root: Path) -> list[TableRow]:
@@ -84,26 +91,27 @@ def heap_and_rest(root: Path) -> list[TableRow]:
     return [*rows_of(rest[0], own.layout_of(rest[0])), *(TableRow(str(path)) for path in pictures_in(heap[0]))]
 
 
-def of_sites(folders: Sequence[Path]) -> list[TableRow]:
-    """Every folder is a site, by its name."""
+def of_sites(folders: Sequence[Path]) -> tuple[list[TableRow], int]:
+    """Every folder is a site, by its name. Beside the rows, how many pictures are strays."""
     roots = [folder.absolute() for folder in folders]
     names = [root.name for root in roots]
     if len(set(names)) < len(names):
         names = ["/".join(root.parts[-2:]) for root in roots]
     if len(set(names)) < len(names):
         raise UserError(f"{folders[0]} and others have the same name, by which sites are told apart; rename one")
-    found = []
+    found, stray = list[TableRow](), 0
     for root, name in zip(roots, names, strict=True):
         layout = own.layout_of(root)
         if any(row.site for row in layout.pictures):
             raise UserError(f"{root} holds several sites itself; give it alone, or its sites one by one")
         found += rows_of(root, layout, name)
-    return found
+        stray += strays(layout)
+    return found, stray
 
 
-def mixed(rows: list[TableRow], paths: Sequence[Path], table: Path) -> Gathered:
-    """Labels on some pictures, on all or on none. There is no training on both kinds: the more decide what is trained
-    on, and if these have no labels, the others are tested on."""
+def mixed(rows: list[TableRow], stray: int, paths: Sequence[Path], table: Path) -> Gathered:
+    """Labels on some pictures, on all or on none. Where there are too few labels to hold some out for testing, all of
+    them are tested on, and the others trained on."""
     where = ", ".join(map(str, paths))
     if not rows:
         suffixes = ", ".join(sorted(SUFFIXES))
@@ -117,24 +125,28 @@ def mixed(rows: list[TableRow], paths: Sequence[Path], table: Path) -> Gathered:
             "folder that holds them"
         )
     loose = [row for row in rows if not row.label and row.split in ("", "train")]
-    unused = len(rows) - len(labelled) - len(loose)  # unlabelled ones of a test part
-    test = [row for row in labelled if row.split not in ("", "train")]
-    if loose and (len(loose) > len(labelled) or len(test) == len(labelled)):
+    unused = stray + len(rows) - len(labelled) - len(loose)  # and unlabelled ones of a test part
+    parts = {bool(row.split) for row in labelled}
+    if loose and not any(row.split in ("test", "val") for row in labelled) and not enough(labelled):
         here = {row.site for row in loose}
         known = all(row.site in here for row in labelled)
         train = [row._replace(split="train") for row in loose]
         tested = [row._replace(split="test", site=row.site if known else "") for row in labelled]
-        note = f"{len(loose)} pictures without a label are trained on, {len(labelled)} with one are tested on"
+        why = f"a class has fewer than {STEP}, of which none could be held out"
+        note = f"{len(loose)} pictures without a label are trained on, {len(labelled)} with one are tested on: {why}"
         return tabled([*train, *tested], table, unused, (note,))
-    split = {bool(row.split) for row in labelled}
-    if len(split) > 1:
-        whole, parts = (next(row.site for row in labelled if bool(row.split) is it) for it in (False, True))
+    if len(parts) > 1:
+        whole, divided = (next(row.site for row in labelled if bool(row.split) is it) for it in (False, True))
         raise UserError(
-            f"{parts} is divided into train and test, {whole} is not; give each site a train/ and a test/, or none"
+            f"{divided} is divided into train and test, {whole} is not; give each site a train/ and a test/, or none"
         )
-    gone = sorted({row.site for row in rows} - {row.site for row in labelled} - {""})
-    without = (f"no picture of {', '.join(gone)} has a label: left out",) if gone else ()
-    return tabled(labelled, table, unused + len(loose), without)
+    split = "train" if True in parts else ""
+    return tabled([*labelled, *(row._replace(split=split) for row in loose)], table, unused, ())
+
+
+def enough(labelled: list[TableRow]) -> bool:
+    """Whether every class has a picture that can be held out."""
+    return min(Counter(row.label for row in labelled).values()) >= STEP
 
 
 def tabled(rows: list[TableRow], table: Path, left_out: int, notes: tuple[str, ...]) -> Gathered:

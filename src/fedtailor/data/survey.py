@@ -31,9 +31,14 @@ class Survey:
 
     @cached_property
     def counts(self) -> Indices | None:
-        """(C,) training pictures of each class; None: they have no labels."""
+        """(C,) labelled training pictures of each class; None: there are none."""
         labels = self.dataset.train.labels
         return None if labels is None else histogram(labels, len(self.dataset.classes))
+
+    @property
+    def unlabelled(self) -> int:
+        """Training pictures without a label."""
+        return len(self.dataset.train) - (0 if self.counts is None else int(self.counts.sum()))
 
     @property
     def tail(self) -> bool:
@@ -75,7 +80,7 @@ class Survey:
             "imbalance": None if self.imbalance is None else round(self.imbalance, 2),
             "tail": self.tail,
             "sites": self.sites,
-            "unlabelled": len(self.dataset.train) if self.counts is None else 0,
+            "unlabelled": self.unlabelled,
             "left_out": self.gathered.left_out if self.gathered else 0,
             "sides": self.checked.sides if self.checked else None,
             "check": self.checked.document() if self.checked else None,

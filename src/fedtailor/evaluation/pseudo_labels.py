@@ -24,18 +24,19 @@ def pseudo_label_quality(federation: Federation, clients: Mapping[int, ClientSta
 
 
 def collect(federation: Federation, clients: Mapping[int, ClientState]) -> Table | None:
-    """All clients' pictures and labels, one client after the other."""
-    truths, shares = federation.dataset.train.labels, federation.shares
-    if truths is None:
+    """All clients' pictures that need a label and those that they got, one client after the other."""
+    truths = [federation.truths(k) for k in range(federation.clients)]
+    known = [some for some in truths if some is not None]
+    if len(known) < len(truths):
         return None
-    sizes = [len(share.train) for share in shares]
+    sizes = [len(some) for some in known]
     # The server's own data, where a method pools everyone's, is all of them in this order.
     first = {OWN: 0, **dict(enumerate(np.cumsum([0, *sizes[:-1]])))}
     labelled = [k for k in clients if INDEX in clients[k].memory]
     none = np.empty(0, np.int64)
     return (
-        np.repeat(np.arange(len(shares)), sizes),
-        truths[np.concatenate([share.train for share in shares])],
+        np.repeat(np.arange(len(known)), sizes),
+        np.concatenate(known),
         np.concatenate([none, *(first[k] + clients[k].memory[INDEX].numpy() for k in labelled)]),
         np.concatenate([none, *(clients[k].memory[LABEL].numpy() for k in labelled)]),
     )

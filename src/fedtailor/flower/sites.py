@@ -11,6 +11,7 @@ from ..data import for_server, for_site
 from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.groups import Groups
+from ..data.known import reveal
 from ..data.partitions.base import Share
 from ..remote.client import Session
 from ..remote.messages import Invitation
@@ -26,6 +27,8 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
     if run.data.validation:
         raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
+    if run.data.labelled:
+        raise UserError(f"data.labelled={run.data.labelled}: in a deployment sites know which pictures have a label")
     if run.data.calibrate:
         raise UserError(
             f"data.calibrate={run.data.calibrate}: in a deployment the server sees no pictures of the sites"
@@ -64,8 +67,11 @@ def site_session(
             f"{invitation.weights[:12]}; give this client the same weights with --backbone",
         )
     groups = Groups.of_known(invitation.groups, len(invitation.classes))
-    made = assemble(run, in_one_place(dataset), groups, checkpoint, alone=False)
-    return Session(invitation.client, made.job, made.client_data[0], made.tests, dataset.train.labels, run.threads)
+    federation = in_one_place(dataset)
+    if run.labels.value is not None:
+        federation = reveal(federation, None, run.seed)
+    made = assemble(run, federation, groups, checkpoint, alone=False)
+    return Session(invitation.client, made.job, made.client_data[0], made.tests, federation.truths(0), run.threads)
 
 
 def own_backbone(invitation: Invitation, policy: SitePolicy) -> str:

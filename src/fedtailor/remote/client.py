@@ -58,7 +58,7 @@ class Session:
     job: Job
     data: ClientData
     tests: EvalSet  # its own
-    truths: Indices | None  # of its training pictures, to measure pseudo-labels by; no pass can see them
+    truths: Indices | None  # of the pictures that a labeler labels, to measure pseudo-labels by; no pass can see them
     threads: int
 
     @cached_property
@@ -74,10 +74,9 @@ class Session:
 
 
 def simulated_session(experiment: Experiment, k: int) -> Session:
-    truths = experiment.federation.dataset.train.labels
-    mine = None if truths is None else truths[experiment.federation.shares[k].train]
     tests = experiment.tests.of_client(k)
-    return Session(k, experiment.job, experiment.client_data[k], tests, mine, experiment.run.threads)
+    truths = experiment.federation.truths(k)
+    return Session(k, experiment.job, experiment.client_data[k], tests, truths, experiment.run.threads)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..base.keys import flat
 from ..client.job import Job
 from ..clip.load import BUNDLED
 from ..core.types import Reply
-from ..data.dataset import Dataset, Split, histogram
+from ..data.dataset import UNKNOWN, Dataset, Split, histogram
 from ..labelers import LABELERS
 from ..methods import METHODS
 from ..privacy.base import PrivacyStep
@@ -164,7 +164,8 @@ def read_policy(path: Path) -> SitePolicy:
 def without_rare(split: Split, classes: int, least: int) -> Split:
     if split.labels is None:
         return split
-    return split.subset(np.flatnonzero(histogram(split.labels, classes)[split.labels] >= least))
+    many = histogram(split.labels, classes) >= least
+    return split.subset(np.flatnonzero((split.labels == UNKNOWN) | many[split.labels]))
 
 
 def settings_of(invitation: Invitation) -> Run:

@@ -72,7 +72,7 @@ def propose(found: Survey, machine: Machine, said: Mapping[str, Any] | None = No
     method, why_method = method_for(found, quick=small or machine.device != "cpu")
     settings = {"method.name": method, "data.name": found.name, "backbone.name": backbone, **habits(found), **given}
     settings.setdefault("data.template", found.dataset.template)  # which is written down, so that it can be changed
-    if found.counts is None:
+    if found.unlabelled:
         settings.setdefault("labels.name", labels)
     if DEALT & given.keys():  # another way to deal pictures out
         proposed = {"clients", "data.partition.name"} - given.keys()
@@ -100,7 +100,7 @@ def habits(found: Survey) -> dict[str, Any]:
         return {}
     made: dict[str, Any] = {"rounds": 20}  # as many as in docs/results.md
     made |= {"clients": max(len(found.sites), 1), "data.partition.name": "site" if found.sites else "iid"}
-    if found.counts is not None and len(found.dataset.train) >= ENOUGH:
+    if len(found.dataset.train) - found.unlabelled >= ENOUGH:
         made["data.calibrate"] = 0.1
     if found.unreadable:
         made["data.broken"] = "skip"
@@ -137,10 +137,13 @@ def method_for(found: Survey, quick: bool) -> tuple[str, str]:
 
 
 def labels_for(found: Survey) -> tuple[str, str]:
+    if not found.unlabelled:
+        return "given", f"all {len(found.dataset.train)} training pictures have a label"
     if found.counts is not None:
-        gone = found.gathered.left_out if found.gathered else 0
-        unused = f"; {gone} pictures without one are not used, since no run trains on both" if gone else ""
-        return "given", f"all {len(found.dataset.train)} training pictures have a label{unused}"
+        return "copl", (
+            f"{found.unlabelled} of {len(found.dataset.train)} training pictures have no label; CoPL labels those of "
+            "them that CLIP is sure of, and the others keep their own"
+        )
     return "copl", (
         "no training picture has a label; CoPL labels those that CLIP is sure of, 38 to 44% of them in our lab, 82 to "
         "89% of these rightly (docs/results.md)"

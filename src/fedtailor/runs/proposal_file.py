@@ -78,7 +78,8 @@ def found(survey: Survey) -> list[str]:
     """What was seen, a sentence each."""
     dataset, counts, sites = survey.dataset, survey.counts, survey.sites
     names = ", ".join(dataset.classes[:6]) + (", …" if len(dataset.classes) > 6 else "")
-    labels = "" if counts is not None else ", without labels,"
+    lacking = "" if counts is None else f", {survey.unlabelled} of them without a label,"
+    labels = ", without labels," if counts is None else lacking if survey.unlabelled else ""
     lines = [
         f"Found: {len(dataset.train)} pictures to train on{labels} and {len(dataset.test)} to test on, of "
         f"{len(dataset.classes)} classes ({names})."
@@ -88,7 +89,7 @@ def found(survey: Survey) -> list[str]:
     if counts is not None and survey.imbalance is not None:
         tail = "a long tail" if survey.tail else "no long tail"
         each = f"{counts.min()} to {counts.max()}" if survey.imbalance > 1 else f"{counts.max()}"
-        lines.append(f"Classes have {each} training pictures: {tail}.")
+        lines.append(f"Classes have {each}{' labelled' if survey.unlabelled else ''} training pictures: {tail}.")
     if survey.checked and survey.checked.sides:
         lines.append(f"The pictures' shorter sides have {in_words(survey.checked.sides)}.")
     gathered, checked = survey.gathered, survey.checked

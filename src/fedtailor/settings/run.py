@@ -100,6 +100,13 @@ class Data(Strict):
     calibrate: float = Field(
         0.0, ge=0, lt=1, description="part of the clients' training pictures kept out, to calibrate the tuned model by"
     )
+    labelled: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="part of each class whose labels are known, to a labeler, or to labels=given, which leaves out the "
+        "others; none: all with labels=given, or where pictures without one are among them",
+    )
     draws: Literal["own", "released"] = Field(
         "own", description="released: tail and clients by the generators and the order of draws of the released codes"
     )

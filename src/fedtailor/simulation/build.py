@@ -19,10 +19,11 @@ from ..clip.load import BUNDLED, Checkpoint, load
 from ..core.model import PRECISIONS, Model
 from ..core.types import OWN
 from ..data import open_dataset
-from ..data.dataset import Dataset, Images
+from ..data.dataset import UNKNOWN, Dataset, Images
 from ..data.datasets import drawn
 from ..data.federation import Federation, federate, hold_out, set_aside
 from ..data.groups import Groups, find_groups
+from ..data.known import known_alone, reveal
 from ..data.pictures import BrokenPicture
 from ..data.preprocess import Preprocess, preprocess
 from ..data.reading import few_broken
@@ -88,7 +89,15 @@ def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Grou
         federation = hold_out(federation, data.validation, run.seed)
     if data.calibrate:
         federation = set_aside(federation, data.calibrate, run.seed)
+    federation = as_labelled(run, federation)
     return federation, find_groups(data.groups, federation.dataset.train.labels, len(dataset.classes))
+
+
+def as_labelled(run: Run, federation: Federation) -> Federation:
+    """With what the clients know of their labels."""
+    if run.labels.value is not None:
+        return reveal(federation, run.data.labelled, run.seed)
+    return known_alone(reveal(federation, run.data.labelled, run.seed)) if run.data.labelled else federation
 
 
 def with_clip_note(run: Run, dataset: Dataset) -> Dataset:
@@ -179,6 +188,8 @@ def assemble(
     asks = (method.teacher or job.labeler is not None) and train.fixed
     plain = plain_features(split.images) if asks else None
     labels = split.labels if job.labeler is None else None  # no pass can reach true labels that are not given
+    if job.labeler is not None and split.labels is not None and federation.known is not None:
+        labels = np.where(federation.known, split.labels, UNKNOWN)
     shares = {k: share.train for k, share in enumerate(federation.shares)}
     if OWN in method.everyone(run.clients):  # not federated: one place has everyone's pictures
         shares = {OWN: np.concatenate(list(shares.values()))}
@@ -196,11 +207,18 @@ def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:
         raise UserError(f"{dataset.name} has one class, {dataset.classes[0]!r}, and a model tells two or more apart")
     if (alone and not len(dataset.test)) or (len(dataset.test) and dataset.test.labels is None):
         raise UserError(f"{dataset.name} has no labelled test images, so nothing could be measured")
-    unlabelled = dataset.train.labels is None and len(dataset.train)
-    if run.method.value.trains and run.labels.value is None and unlabelled:
-        known = ", ".join(f"labels={name}" for name in LABELERS)
+    if not run.method.value.trains or run.labels.value is not None:
+        return
+    known = ", ".join(f"labels={name}" for name in LABELERS)
+    if dataset.train.labels is None and len(dataset.train):
         raise UserError(
             f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
+        )
+    if dataset.train.partly:
+        without = int((np.asarray(dataset.train.labels) == UNKNOWN).sum())
+        raise UserError(
+            f"{without} of the {len(dataset.train)} training pictures of {dataset.name} have no label, and "
+            f"labels=given takes them from the data; label them, take them out, or choose what labels them: {known}"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...base.errors import UserError
-from ..dataset import FileImages, Indices, Split
+from ..dataset import UNKNOWN, FileImages, Indices, Split
 from ..pictures import DICOM
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", DICOM})
@@ -90,7 +90,7 @@ def hold_out(
         return np.flatnonzero(~test), np.flatnonzero(test)
     test = np.zeros(len(labels), dtype=np.bool_)
     order = np.arange(len(labels)) if sites is None else np.argsort(sites, kind="stable")
-    for label in np.unique(labels):
+    for label in np.unique(labels[labels != UNKNOWN]):
         members = order[labels[order] == label]
         held = members[step - 1 :: step]
         test[members[-least:] if len(held) < least < len(members) else held] = True

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...base.documents import STRAY
 from ...base.errors import UserError, shortened
-from ..dataset import Dataset, Split
+from ..dataset import UNKNOWN, Dataset, Split
 from .files import PHOTO, SUFFIXES, class_names, hold_out, listed, read_lines, readable
 from .layout import Layout, read_layout, split_of
 
@@ -62,15 +62,11 @@ def layout_of(root: Path, otherwise: Sequence[str] = ()) -> Layout:
 
 
 def check_heaps(root: Path, layout: Layout) -> None:
-    """Only training pictures may be without a label, and then all of them."""
+    """Only training pictures may be without a label."""
     loose = {row.split: row for row in reversed(layout.pictures) if not row.label}
     for split, first in loose.items():
         if split != "train":
             raise UserError(f"{root / first.path} has no label; put {split} pictures into one folder per class")
-        if beside := [row for row in layout.pictures if row.split == split and row.label]:
-            facts = f"holds pictures such as {Path(first.path).name} beside folders such as {beside[0].label}"
-            todo = "put all pictures into class folders (labelled) or none (unlabelled)"
-            raise UserError(f"{(root / first.path).parent} {facts}; {todo}")
 
 
 class TableRow(NamedTuple):
@@ -120,13 +116,15 @@ def dataset_of(
 
     def split(part: list[TableRow], what: str) -> Split:
         # No test rows is an empty labelled split, not an unlabelled one: there is nothing to label.
-        labels = [numbers[row.label] for row in part] if filled(where, part, "label", what) or not part else None
+        some = any(row.label for row in part) if what == training else filled(where, part, "label", what)
+        labels = [numbers[row.label] if row.label else UNKNOWN for row in part] if some or not part else None
         places = [site_of[row.site] for row in part] if filled(where, part, "site", what) else None
         together = [group_of[row.group] for row in part] if groups and part else None
         return listed(where if where.is_dir() else where.parent, [row.path for row in part], labels, places, together)
 
     tested = "test" if "test" in splits or "val" not in splits else "val"
-    train = split([row for row in rows if row.split in ("train", "")], "train" if splits else "data")
+    training = "train" if splits else "data"
+    train = split([row for row in rows if row.split in ("train", "")], training)
     test = split([row for row in rows if row.split == tested], tested)
     if test.labels is None:
         raise UserError(f"{where}: the {tested} rows have no labels to test with; label them or make them train rows")
@@ -138,8 +136,15 @@ def dataset_of(
     if train.groups is not None and test.groups is not None and len(both := np.intersect1d(train.groups, test.groups)):
         facts = f"{len(both)} group(s) have pictures in train and in {tested}, the first is {groups[both[0]]!r}"
         raise UserError(f"{where}: {facts}; put all pictures of a group on one side, or take out the column split")
-    if tested not in splits and train.labels is not None and len(train) and (alone or not splits):
-        train, test = (train.subset(part) for part in hold_out(train.labels, 5, train.sites, train.groups))
+    if train.partly:
+        without = [row for row in rows if row.split in ("train", "") and not row.label]
+        told = f"{len(without)} of {len(train)} training pictures have no label"
+        notes.append(f"{told} (the first is {without[0].path})")
+    labels = train.labels
+    if tested not in splits and labels is not None and len(train) and (alone or not splits):
+        rest, held = hold_out(labels, 5, train.sites, train.groups)
+        # Of a group that is held out, pictures without a label are neither trained nor tested on.
+        train, test = train.subset(rest), train.subset(held[labels[held] != UNKNOWN])
         which = "groups" if groups else "pictures"
         facts = f"every fifth of a class's {which} is held out, {len(test)} of {len(train) + len(test)} pictures"
         notes.append(f"no test pictures: {facts}")

@@ -79,8 +79,9 @@ def members_for(
 ) -> list[tuple[Indices, Indices]]:
     """The training and the test pictures of each class. The partition of that name needs labels of both."""
     C, labels, test_labels = len(dataset.classes), dataset.train.labels, dataset.test.labels
-    if labels is None or test_labels is None:
-        which = f"the {'training' if labels is None else 'test'} pictures of {dataset.name}"
+    if labels is None or test_labels is None or dataset.train.partly:
+        some = "some of " if labels is not None and dataset.train.partly else ""
+        which = f"{some}the {'training' if labels is None or some else 'test'} pictures of {dataset.name}"
         raise UserError(f"partition {name} needs labels and {which} have none; take iid or site")
     check_size(dataset, clients, least, least_test)
     return list(zip(by_label(labels, C), by_label(test_labels, C), strict=True))
