@@ -88,7 +88,7 @@ def test_the_labeler_of_the_page() -> None:
     names: dict[str, Any] = {"__name__": "fedtailor.labelers.sure", "__package__": "fedtailor.labelers"}
     exec(compile(code, "sure.py", "exec"), names)
     labeler: Labeler = names["Sure"]()
-    experiment = world("fedavg", rounds=1, fraction=1.0)
+    experiment = world("fedavg", rounds=1, fraction=1.0, labels="zeroshot")
     experiment = replace(experiment, job=replace(experiment.job, labeler=labeler))
     engine = make_engine(experiment)
     engine.trace = []
