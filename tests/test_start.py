@@ -124,6 +124,20 @@ def test_nothing_to_run(counts: dict[str, int], folders: list[str], told: str, t
     assert told in str(error.value)
 
 
+def test_labelled_pictures_alone_where_each_site_has_some(tmp_path: Path) -> None:
+    """Broken: a site would have nothing to train on, or its unlabelled pictures are used where that did worse."""
+    lay(tmp_path, {"a/cat": 15, "a/dog": 15, "b": 9, "c/cat": 5})
+    assert chosen_labels(look(tmp_path, "a", "b")) == ("copl", None)
+    assert chosen_labels(look(tmp_path, "a", "c")) == ("given", None), "all have a label"
+    paint(tmp_path / "c/unlabelled/x.png")
+    assert chosen_labels(look(tmp_path, "a", "c")) == ("given", 1)
+
+
+def chosen_labels(found: Survey) -> tuple[str, float | None]:
+    run = propose(found, HERE).run
+    return run.labels.name, run.data.labelled
+
+
 def test_pictures_are_looked_at(tmp_path: Path) -> None:
     lay(tmp_path, {"cat": 5, "dog": 10})
     (tmp_path / "cat/broken.jpg").write_bytes(b"no picture")
@@ -139,6 +153,7 @@ def test_pictures_are_looked_at(tmp_path: Path) -> None:
 
 SITES = {"a/cat": 5, "a/dog": 5, "b/cat": 5, "b/dog": 5}
 UNLABELLED = {"train": 9, "test/cat": 2, "test/dog": 2}
+PARTLY_AT_BOTH = {"a/cat": 9, "a/dog": 9, "a/unlabelled": 3, "b/cat": 9, "b/dog": 1}
 FIGURES = {f"{name}": 5 for name in DRAWN}
 
 
@@ -149,6 +164,9 @@ FIGURES = {f"{name}": 5 for name in DRAWN}
         ({"cat": 5, "dog": 5}, HERE, {}, "tailor", "given", PHOTOGRAPHS, 1),
         (FIGURES, BARE, {}, "tailor", "given", "bundled", 1),
         ({**UNLABELLED, "train/cat": 1}, HERE, {}, "tailor", "copl", PHOTOGRAPHS, 1),
+        (PARTLY_AT_BOTH, HERE, {}, "tailor", "given", PHOTOGRAPHS, 2),
+        (PARTLY_AT_BOTH, HERE, {"labels": "copl"}, "tailor", "copl", PHOTOGRAPHS, 2),
+        (PARTLY_AT_BOTH, HERE, {"method": "fedcopl"}, "fedcopl", "copl", PHOTOGRAPHS, 2),
         (UNLABELLED, HERE, {}, "promptfl", "copl", PHOTOGRAPHS, 1),
         (UNLABELLED, GPU, {}, "fedcopl", "copl", PHOTOGRAPHS, 1),
         (UNLABELLED, HERE, {"backbone": "bundled"}, "fedcopl", "copl", "bundled", 1),

@@ -165,6 +165,9 @@ def test_given_labels_are_to_be_given(tmp_path: Path) -> None:
         build(make_run("promptfl", data))
     labels = build(make_run("promptfl", {**data, "labels": "copl"})).client_data[0].labels
     assert sorted(labels.tolist()) == [-1, 0, 1]
+    without = build(make_run("promptfl", {**data, "data.labelled": 1}))
+    assert sorted(without.client_data[0].labels.tolist()) == [0, 1]
+    assert without.federation.dataset.notes[-1] == "1 training pictures whose labels are not known are left out"
 
 
 def test_a_split_into_sites_keeps_what_is_known(tmp_path: Path, call: Call) -> None:

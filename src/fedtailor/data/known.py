@@ -36,4 +36,7 @@ def known_alone(federation: Federation) -> Federation:
     if (known := federation.known) is None:
         return federation
     shares = tuple(Share(share.train[known[share.train]], share.test) for share in federation.shares)
-    return replace(federation, shares=shares, known=None)
+    dataset = federation.dataset
+    gone = sum(len(mine.train) for mine in federation.shares) - sum(len(mine.train) for mine in shares)
+    note = f"{gone} training pictures whose labels are not known are left out"
+    return replace(federation, dataset=replace(dataset, notes=(*dataset.notes, note)), shares=shares, known=None)

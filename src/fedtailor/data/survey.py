@@ -13,7 +13,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.progress import ProgressFn
 from .check import UNREADABLE, Checked, check
-from .dataset import Dataset, Indices, histogram
+from .dataset import UNKNOWN, Dataset, Indices, histogram
 from .datasets import drawn
 from .datasets.layout import pictures_in
 from .gather import Gathered, gather
@@ -39,6 +39,14 @@ class Survey:
     def unlabelled(self) -> int:
         """Training pictures without a label."""
         return len(self.dataset.train) - (0 if self.counts is None else int(self.counts.sum()))
+
+    @property
+    def labelled_everywhere(self) -> bool:
+        """Whether each site has training pictures with a label."""
+        labels, sites = self.dataset.train.labels, self.dataset.train.sites
+        if labels is None or sites is None:
+            return labels is not None
+        return set(np.unique(sites)) == set(np.unique(sites[labels != UNKNOWN]))
 
     @property
     def tail(self) -> bool:

@@ -11,14 +11,13 @@ from ..data import for_server, for_site
 from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.groups import Groups
-from ..data.known import reveal
 from ..data.partitions.base import Share
 from ..remote.client import Session
 from ..remote.messages import Invitation
 from ..remote.policy import SitePolicy, backbone_of
 from ..remote.refusal import Refused
 from ..settings.run import Run
-from ..simulation.build import Experiment, assemble, with_clip_note
+from ..simulation.build import Experiment, as_labelled, assemble, with_clip_note
 
 
 def server_experiment(run: Run) -> Experiment:
@@ -27,8 +26,11 @@ def server_experiment(run: Run) -> Experiment:
         raise UserError(f"data.server={run.data.server}: in a deployment the server holds no part of the training set")
     if run.data.validation:
         raise UserError(f"data.validation={run.data.validation}: in a deployment each site says what it tests on")
-    if run.data.labelled:
-        raise UserError(f"data.labelled={run.data.labelled}: in a deployment sites know which pictures have a label")
+    if run.data.labelled not in (None, 1):
+        raise UserError(
+            f"data.labelled={run.data.labelled}: in a deployment sites know which pictures have a label; 1 leaves out "
+            "the others"
+        )
     if run.data.calibrate:
         raise UserError(
             f"data.calibrate={run.data.calibrate}: in a deployment the server sees no pictures of the sites"
@@ -67,9 +69,7 @@ def site_session(
             f"{invitation.weights[:12]}; give this client the same weights with --backbone",
         )
     groups = Groups.of_known(invitation.groups, len(invitation.classes))
-    federation = in_one_place(dataset)
-    if run.labels.value is not None:
-        federation = reveal(federation, None, run.seed)
+    federation = as_labelled(run, in_one_place(dataset))
     made = assemble(run, federation, groups, checkpoint, alone=False)
     return Session(invitation.client, made.job, made.client_data[0], made.tests, federation.truths(0), run.threads)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..clip.load import BUNDLED, LAB
 from ..data.survey import Survey
-from ..settings.keys import full_keys
+from ..settings.keys import GIVEN, full_keys
 from ..settings.run import DEALT, Run, long_key, make_run
 from ..simulation.build import find_device
 
@@ -21,6 +21,7 @@ PHOTOGRAPHS = "openai/clip-vit-base-patch16"
 HUB = "pip install -c constraints.txt -e '.[hub]'"
 SAID = "as you said"
 ENOUGH = 300  # labelled training pictures, of which a tenth can be spared to calibrate by
+LABELLED = 10  # pictures a class, the fewest that were tried (docs/results.md, labels on some pictures)
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,16 @@ def propose(found: Survey, machine: Machine, said: Mapping[str, Any] | None = No
         raise UserError("data= is given beside what was looked at; give folders alone, or take fedtailor run")
     if "preset" in given:
         raise UserError("preset= sets more than the file would show; take fedtailor run METHOD preset=…")
-    labels, why_labels = labels_for(found)
     backbone, why_backbone = backbone_for(found, machine)
     small = given.get("backbone.name", backbone) in (BUNDLED, *LAB)
     method, why_method = method_for(found, quick=small or machine.device != "cpu")
+    labels, why_labels = labels_for(found, given.get("method.name", method))
     settings = {"method.name": method, "data.name": found.name, "backbone.name": backbone, **habits(found), **given}
     settings.setdefault("data.template", found.dataset.template)  # which is written down, so that it can be changed
     if found.unlabelled:
         settings.setdefault("labels.name", labels)
+        if labels == GIVEN == settings["labels.name"]:
+            settings.setdefault("data.labelled", 1.0)
     if DEALT & given.keys():  # another way to deal pictures out
         proposed = {"clients", "data.partition.name"} - given.keys()
         settings = {key: value for key, value in settings.items() if key not in proposed}
@@ -136,14 +139,19 @@ def method_for(found: Survey, quick: bool) -> tuple[str, str]:
     )
 
 
-def labels_for(found: Survey) -> tuple[str, str]:
+def labels_for(found: Survey, method: str) -> tuple[str, str]:
+    train = found.dataset.train
     if not found.unlabelled:
-        return "given", f"all {len(found.dataset.train)} training pictures have a label"
-    if found.counts is not None:
-        return "copl", (
-            f"{found.unlabelled} of {len(found.dataset.train)} training pictures have no label; CoPL labels those of "
-            "them that CLIP is sure of, and the others keep their own"
+        return GIVEN, f"all {len(train)} training pictures have a label"
+    facts = f"{found.unlabelled} of {len(train)} training pictures have no label"
+    labelled = len(train) - found.unlabelled
+    if method == "tailor" and found.labelled_everywhere and labelled >= LABELLED * len(found.dataset.classes):
+        return GIVEN, (
+            f"{facts} and are left out (data.labelled=1): in our lab tailor did better with the labelled ones alone, "
+            "even a hundredth of all, than with CoPL's labels beside them (docs/results.md)"
         )
+    if found.counts is not None:
+        return "copl", (f"{facts}; CoPL labels those of them that CLIP is sure of, and the others keep their own")
     return "copl", (
         "no training picture has a label; CoPL labels those that CLIP is sure of, 38 to 44% of them in our lab, 82 to "
         "89% of these rightly (docs/results.md)"

@@ -32,6 +32,7 @@ WORDS = {
     "local.batch": "pictures in a step",
     "data.name": "folder:PATH or csv:PATH",
     "data.template": "the sentence that CLIP begins with; say what your pictures are: 'an X-ray of {}.'",
+    "data.labelled": "1: pictures without a label are left out; with labels.name = 'copl' take this line out",
     "data.calibrate": "part of the training pictures kept out, so that predict --unsure can tell; 0: none",
     "data.broken": "pictures that cannot be read: skip goes on without them, error ends the run",
     "data.partition.name": "site: a site is a client; iid: dealt out at random; fedtailor list partitions",
@@ -48,7 +49,7 @@ OTHERS = {
 def to_toml(proposal: Proposal, command: str) -> str:
     """`command` runs the file."""
     values = flat(proposal.run.document())
-    shown = [key for key in WORDS if key != "fraction" or values["clients"] > FEW]
+    shown = [key for key in WORDS if values.get(key) is not None and (key != "fraction" or values["clients"] > FEW)]
     keys = [*shown, *(key for key in proposal.said if key not in shown and key in values)]
     groups: dict[str, list[str]] = {"": []}
     for key in keys:

@@ -103,9 +103,10 @@ class Data(Strict):
     labelled: float | None = Field(
         None,
         gt=0,
-        lt=1,
+        le=1,
         description="part of each class whose labels are known, to a labeler, or to labels=given, which leaves out the "
-        "others; none: all with labels=given, or where pictures without one are among them",
+        "others (1: those that nobody has labelled); none: all with labels=given, or where pictures without one are "
+        "among them",
     )
     draws: Literal["own", "released"] = Field(
         "own", description="released: tail and clients by the generators and the order of draws of the released codes"

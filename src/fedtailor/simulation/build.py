@@ -214,11 +214,12 @@ def check_labels(run: Run, dataset: Dataset, alone: bool) -> None:
         raise UserError(
             f"{dataset.name} has no training labels, and labels=given takes them from the data; try {known}"
         )
-    if dataset.train.partly:
+    if dataset.train.partly and not run.data.labelled:
         without = int((np.asarray(dataset.train.labels) == UNKNOWN).sum())
         raise UserError(
             f"{without} of the {len(dataset.train)} training pictures of {dataset.name} have no label, and "
-            f"labels=given takes them from the data; label them, take them out, or choose what labels them: {known}"
+            f"labels=given takes them from the data; label them, leave them out by data.labelled=1, or choose what "
+            f"labels them: {known}"
         )
 
 
