@@ -5,9 +5,9 @@ for each message, which loads torch and CLIP anew: what a site keeps is in its `
 its SuperLink's runs by itself and has no use for the ServerApp.
 """
 
-import json
 import logging
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..base.errors import UserError
+from ..base.keys import flat
 from ..remote.client import Order, RemoteClient, simulated_session
 from ..remote.policy import ANYTHING
-from ..simulation.build import Experiment
+from ..settings.run import make_run
+from ..simulation.build import Experiment, build
 from .client import find_policy, open_site
 from .deployment import PLAIN
 from .messages import client_app
@@ -31,6 +33,7 @@ def reply(kind: str, data: Order, context: Context) -> bytes:
     """Flower tells the server of an exception in its own words, so that it gets none of ours."""
     if simulated():
         return simulated_answer(kind, data, context)
+    tell()
     try:
         return answer(kind, data, context)
     except Exception as error:
@@ -68,16 +71,12 @@ def simulated_answer(kind: str, data: Order, context: Context) -> bytes:
 def simulated_client(folder: Path, who: int) -> RemoteClient:
     """Its data is drawn as the run's settings say, and it keeps its states in the run's folder."""
     at = folder / "clients" / f"client-{who}"
-    return RemoteClient(
-        at, lambda invited, run: simulated_session(whole(json.dumps(run.document())), invited.client), ANYTHING, "here"
-    )
+    return RemoteClient(at, lambda asked, _: simulated_session(drawn(asked.settings), asked.client), ANYTHING, "here")
 
 
 @cache
-def whole(document: str) -> Experiment:
-    from .simulation import built
-
-    return built(document)
+def drawn(settings: str) -> Experiment:
+    return build(make_run(settings=flat(tomllib.loads(settings))))
 
 
 def folder_of(context: Context) -> Path:
@@ -94,6 +93,14 @@ def folder_of(context: Context) -> Path:
     return (Path(str(config["runs-dir"])).expanduser() / name).absolute()
 
 
+def tell() -> None:
+    """What we log goes where Flower's own log goes, and on to `flwr log`."""
+    ours = logging.getLogger("fedtailor")
+    if not ours.handlers:
+        ours.addHandler(logging.StreamHandler())
+        ours.setLevel(logging.INFO)
+
+
 client = client_app(reply)
 server = ServerApp()
 
@@ -102,6 +109,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     from .conduct import conduct  # what clients, each in a process of its own, need not load
 
+    tell()
     try:
         conduct(grid, folder_of(context), context.run_config)
     except UserError as error:

@@ -34,7 +34,6 @@ QUIET = 2.0  # seconds in which no other has come: these are all
 
 def conduct(grid: Grid, folder: Path, config: UserConfig) -> None:
     """A run from its settings, or from its folder, to its result."""
-    tell()
     began, resuming = time.perf_counter(), bool(config["resume"])
     drawn = isinstance(grid, InMemoryGrid)  # Flower's simulation: the run's settings say who has which pictures
     if resuming:
@@ -102,11 +101,3 @@ def nodes_of(grid: Grid) -> int:
             return there
         time.sleep(QUIET)
     raise UserError(f"no SuperNode has come within {START:.0f} s; start them, or wait for N of them with clients=N")
-
-
-def tell() -> None:
-    """What we log goes where Flower's own log goes, and on to `flwr log`."""
-    ours = logging.getLogger("fedtailor")
-    if not ours.handlers:
-        ours.addHandler(logging.StreamHandler())
-        ours.setLevel(logging.INFO)
