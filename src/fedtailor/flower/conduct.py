@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app.user_config import UserConfig
+from flwr.app import UserConfig
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
