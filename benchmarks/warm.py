@@ -78,11 +78,13 @@ def seconds_of(rounds: int) -> dict[str, list[float]]:
     try:
         settings = {**SMALL, **few, "clients": SITES, "data": f"folder:{data / 'server'}"}
         words = " ".join(["promptfl", *(f"{key}={value}" for key, value in settings.items())])
-        note(stock.run(f'settings="{words}" run="cold"'))
+        told = stock.run(f'settings="{words}" run="cold"')
     finally:
         stock.stop()
-    cold = (folder / "stock" / "runs" / "cold" / "rounds.jsonl").read_text().splitlines()
-    seconds["flwr run"] = [took for _, took in after_the_first([json.loads(line) for line in cold])]
+    if not (cold := folder / "stock" / "runs" / "cold" / "rounds.jsonl").is_file():
+        raise RuntimeError(f"flwr run came to nothing: {told}")
+    lines = cold.read_text().splitlines()
+    seconds["flwr run"] = [took for _, took in after_the_first([json.loads(line) for line in lines])]
     return seconds
 
 
