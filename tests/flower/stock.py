@@ -18,7 +18,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_U
 class Stock:
     def __init__(self, folder: Path, data: Path, *, simulated: bool = False) -> None:
         self.folder, self.data = folder, data
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (self.port,) = free_ports(1)
         own = {"OMP_NUM_THREADS": "1", "FEDTAILOR_CACHE": str(folder / "cache"), "FLWR_HOME": str(folder / "flwr")}
         self.environment = {**os.environ, **QUIET, **own}
@@ -28,18 +28,16 @@ class Stock:
             f'[superlink]\ndefault = "there"\n[superlink.there]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         words = ["--simulation"] if simulated else []
-        self.spawn("superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), *words)
+        self.spawn("superlink", "superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), *words)
         until(lambda: self.flwr("ls", "there").returncode == 0, told=self.logs)
         for k in () if simulated else range(SITES):
             self.supernode(k)
 
-    def spawn(self, name: str, *words: str) -> None:
-        command = [str(Path(sys.executable).with_name(f"flower-{name}")), *words]
+    def spawn(self, name: str, kind: str, *words: str) -> None:
+        command = [str(Path(sys.executable).with_name(f"flower-{kind}")), *words]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
-                )
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def supernode(self, k: int) -> None:
@@ -47,7 +45,7 @@ class Stock:
         config = f'home="{home}" data="folder:{data}" partition-id={k}'
         port = str(free_ports(1)[0])
         at = ("--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", port)
-        self.spawn("supernode", "--insecure", *at, "--node-config", config)
+        self.spawn(f"supernode-{k}", "supernode", "--insecure", *at, "--node-config", config)
 
     def flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).with_name("flwr")), *words]
@@ -57,9 +55,14 @@ class Stock:
         """To its end; what was told of it."""
         return self.flwr("run", "app", "there", "--stream", "--run-config", config, *more).stdout
 
+    def kill(self, name: str) -> None:
+        """As if the power had failed: with what it has started, at once."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def stop(self) -> None:
-        """With what Flower has started."""
-        for process in reversed(self.processes):
+        for process in reversed(self.processes.values()):
             process.terminate()
             try:
                 process.wait(timeout=30)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from deployed import SITES, SMALL, write_data
+from deployed import SITES, SMALL, until, write_data
 from stock import Stock
 from test_app import bits, line, same
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("default")]  # Flow
 
 
 def test_on_stock_supernodes(tmp_path: Path) -> None:
-    """What cannot run is told in one line."""
+    """One of them dies on the way, and is started again. What cannot run is told in one line."""
     data = write_data(tmp_path / "data")
     stock = Stock(tmp_path, data)
     try:
@@ -24,7 +25,13 @@ def test_on_stock_supernodes(tmp_path: Path) -> None:
         assert "Traceback" not in told
         assert "Exit Code: 201" in told
         settings = line("capt", SMALL, clients=SITES, data=f"folder:{data / 'server'}").replace("'", "")
-        told = stock.run(f'settings="{settings}" run="mine"')
+        with ThreadPoolExecutor() as aside:
+            run = aside.submit(stock.run, f'settings="{settings}" run="mine"')
+            rounds = tmp_path / "runs" / "mine" / "rounds.jsonl"
+            until(lambda: run.done() or (rounds.is_file() and rounds.read_text()), told=stock.logs)
+            stock.kill("supernode-0")
+            stock.supernode(0)
+            told = run.result()
         assert "finished; fedtailor report" in told, told + stock.logs()
     finally:
         stock.stop()

@@ -26,7 +26,7 @@ from .messages import client_app
 
 log = logging.getLogger("fedtailor.flower")
 WHO = "query.who"
-CONFIG = {"settings", "runs-dir", "run", "resume"}  # what an app is told (templates/deployment/app)
+CONFIG = {"settings", "runs-dir", "run", "resume"}  # what an app is told (templates/app/pyproject.toml.template)
 
 
 def reply(kind: str, data: Order, context: Context) -> bytes:

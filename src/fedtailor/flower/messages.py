@@ -136,6 +136,8 @@ class GridTransport:
             return
         if client in {other for node, other in self.client_of.items() if node in self.nodes and node != sent.node}:
             log.warning("SuperNode %d says that it is client %d, as another does that is online", sent.node, client)
+        else:
+            log.info("client %d is there, SuperNode %d", client, sent.node)
         self.client_of[sent.node] = client
 
     def restarted(self) -> list[Received]:
