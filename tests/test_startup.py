@@ -132,6 +132,7 @@ def test_federations_are_looked_after_without_torch(start: Start, tmp_path: Path
     assert start("flower", "init", folder, "--clients", 1, "--host", "localhost")[:2] == (0, set())
     assert start("flower", "add", folder)[:2] == (0, set())
     assert start("flower", "renew", folder)[:2] == (0, set())
+    assert start("flower", "app", tmp_path / "app")[:2] == (0, set())
     stopped = start("flower", "stop", folder)
     assert stopped[:2] == (2, set())
     assert "no run is going on" in stopped.err

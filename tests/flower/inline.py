@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -26,9 +26,14 @@ class InlineGrid(Grid):
     def __init__(self, app: ClientApp, clients: int) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app, self.count = app, 0
+        self.run_config: UserConfig = {}
         self.nodes = {7000 + 13 * ((5 * k + 3) % 101): k for k in range(clients)}
         self.waiting: dict[str, Message] = {}
         self.carried: list[tuple[str, Message, Message]] = []  # kind, there, back
+
+    def config(self, client: int) -> UserConfig:
+        """Of a client's node."""
+        return {"partition-id": client}
 
     def set_run(self, run: Run) -> None: ...
 
@@ -57,8 +62,7 @@ class InlineGrid(Grid):
 
     def carry(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        config = {"partition-id": self.nodes[node]}
-        context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        context = Context(1, node, self.config(self.nodes[node]), RecordDict(), self.run_config)
         back = self.app(message, context)
         self.carried.append((message.metadata.message_type, message, back))
         return back

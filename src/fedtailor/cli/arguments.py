@@ -2,12 +2,12 @@
 
 from difflib import get_close_matches
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..base.errors import UserError
+from ..settings.words import run_of as run_of
 
 ANY_OPTION = {"ignore_unknown_options": True}  # of commands that take settings: no_options tells of those not known
 
@@ -35,17 +35,3 @@ METHOD_AND_SETTINGS = typer.Argument(
 Words = Annotated[list[str] | None, METHOD_AND_SETTINGS]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout, nothing else")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
-
-
-def run_of(words: list[str], seed: int | None = None) -> Any:
-    """The settings.Run that a command line describes."""
-    from ..settings.keys import parse
-    from ..settings.run import make_run, read_toml
-
-    method = words[0] if words and "=" not in words[0] else None
-    settings = parse(words[1:] if method else words)
-    if seed is not None:
-        if "seed" in settings:
-            raise UserError("seed is given twice, as seed= and as --seed")
-        settings["seed"] = seed
-    return read_toml(Path(method), settings) if method and method.endswith(".toml") else make_run(method, settings)

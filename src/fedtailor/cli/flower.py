@@ -57,6 +57,15 @@ def renew(folder: Folder) -> None:
     say(f"made {folder / 'server' / 'server.pem'}; restart the server to use it")
 
 
+@flower_app.command("app")
+def app_command(folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new folder")]) -> None:
+    """Write an app for `flwr run`, for a SuperLink that is there already, or for Flower's simulation."""
+    from ..flower.app_folder import write_app
+
+    write_app(folder)
+    say(f"made {folder}; {folder / 'README.md'} says how to run it")
+
+
 @flower_app.command()
 def server(
     folder: Folder,

@@ -26,6 +26,7 @@ from ..base.files import write_atomic
 from ..base.version import __version__
 from ..settings.keys import checked
 from . import pki
+from .app_folder import write_app
 
 POLICY = "policy.toml"  # of a site
 TEMPLATES = files(__package__) / "templates"
@@ -72,6 +73,7 @@ def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, con
     put(folder / "server" / "ca.pem", ca.pem)
     certify(folder, ca, config)
     fill(folder, TEMPLATES / "deployment", config)
+    write_app(folder / "app")
     keys = {f"client-{k}": make_site(folder, config, k) for k in range(clients)}
     save(folder, config.model_copy(update={"keys": keys}))
 

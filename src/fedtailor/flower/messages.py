@@ -1,5 +1,6 @@
 """Our messages inside Flower's: a transport over a Grid, and the ClientApp that hands messages to a client."""
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -16,11 +17,14 @@ from ..remote.client import Order
 from ..remote.engine import Received
 from ..remote.refusal import Refused
 
+log = logging.getLogger("fedtailor.flower")
 KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
 DATA = "data"
 PIECE = 4 << 20  # bytes of a message that are sent at once
 TTL = 86400.0  # seconds
 GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}
+FOR_GOOD = {Code.CLIENT_APP_RAISED_EXCEPTION, Code.LOAD_CLIENT_APP_EXCEPTION}  # asked again, it would be the same
+WHO = 20  # bytes: a client's number
 NumberOf = Callable[[NodeInfo], int | None]  # which client a node is, if one of ours
 
 
@@ -81,7 +85,7 @@ class GridTransport:
         self.grid, self.number, self.limit = grid, number, limit
         self.nodes: dict[int, NodeInfo] = {}  # that are online
         self.client_of: dict[int, int] = {}  # node → client
-        self.asked: set[int] = set()  # nodes that were asked who they are
+        self.asked: set[tuple[int, str]] = set()  # nodes that were asked who they are, and since when each was online
         self.sent: dict[str, Sent] = {}  # by message id
 
     def online(self) -> Collection[int]:
@@ -90,12 +94,14 @@ class GridTransport:
             known = {node: self.number(info) for node, info in self.nodes.items()}
             self.client_of |= {node: client for node, client in known.items() if client is not None}
         else:
-            self.push("query.who", 0, dict.fromkeys(sorted(self.nodes.keys() - self.asked), b""))
-            self.asked |= self.nodes.keys()
+            there = {(node, info.last_activated_at) for node, info in self.nodes.items()}
+            self.push("query.who", 0, dict.fromkeys(sorted(node for node, _ in there - self.asked), b""))
+            self.asked |= there
         return {self.client_of[node] for node in self.nodes if node in self.client_of}
 
     def send(self, kind: str, round_: int, data: Mapping[int, bytes]) -> None:
-        node_of = {client: node for node, client in self.client_of.items() if node in self.nodes}
+        online = [(client, node) for node, client in self.client_of.items() if node in self.nodes]
+        node_of = dict(reversed(online))  # of two that say they are the same, the first
         nodes = {node_of[k]: message for k, message in data.items()}
         self.sent = {name: sent for name, sent in self.sent.items() if sent.node not in nodes}  # what is new counts
         self.push(kind, round_, nodes)
@@ -111,22 +117,38 @@ class GridTransport:
         for message in self.grid.pull_messages(list(self.sent)) if self.sent else ():
             if (sent := self.sent.pop(message.metadata.reply_to_message_id, None)) is None:
                 continue
-            if sent.kind != "query.who":
-                arrivals.append(self.arrival(self.client_of[sent.node], message))
-            elif message.has_error():
-                self.asked.discard(sent.node)
+            if sent.kind == "query.who":
+                self.introduced(sent, message)
             else:
-                self.client_of[sent.node] = int(unwrap(message.content))
+                arrivals.append(self.arrival(self.client_of[sent.node], message))
         return arrivals + self.restarted()
+
+    def introduced(self, sent: Sent, message: Message) -> None:
+        """Which client a node is, as it says itself; whatever else it says, it is none."""
+        try:
+            if message.has_error():
+                if message.error.code not in FOR_GOOD:
+                    self.asked.discard((sent.node, sent.since))
+                raise UserError(message.error.reason)
+            client = int(unwrap(message.content, WHO))
+        except (UserError, KeyError, AttributeError, TypeError, ValueError) as error:
+            log.warning("SuperNode %d did not say which client it is (%s)", sent.node, error)
+            return
+        if client in {other for node, other in self.client_of.items() if node in self.nodes and node != sent.node}:
+            log.warning("SuperNode %d says that it is client %d, as another does that is online", sent.node, client)
+        else:
+            log.info("client %d is there, SuperNode %d", client, sent.node)
+        self.client_of[sent.node] = client
 
     def restarted(self) -> list[Received]:
         """A node that has come online again since it was sent to may have lost the message, and nobody would say so."""
-        if not self.sent or self.number is None:
+        if not self.sent:
             return []
         self.online()  # looks anew
         since = {node: info.last_activated_at for node, info in self.nodes.items()}
-        lost = [name for name, sent in self.sent.items() if since.get(sent.node, sent.since) != sent.since]
-        return [Received(self.client_of[self.sent.pop(name).node], gone=True) for name in lost]
+        names = [name for name, sent in self.sent.items() if since.get(sent.node, sent.since) != sent.since]
+        lost = [self.sent.pop(name) for name in names]  # who it is, it has been asked anew
+        return [Received(self.client_of[sent.node], gone=True) for sent in lost if sent.kind != "query.who"]
 
     def arrival(self, client: int, message: Message) -> Received:
         if message.has_error():

@@ -1,0 +1,184 @@
+"""What we count on in flwr beyond its documented packages, name by name: another version is noticed here, loudly."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module, metadata
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+from flwr.supernode import start_client_internal
+
+import fedtailor.flower
+
+SOURCE = Path(fedtailor.flower.__file__).parent
+DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+PARAMETERS = {
+    "flwr.cli.build:build_fab_from_disk": "app",
+    "flwr.common.serde:context_from_proto": "context_proto",
+    "flwr.common.serde:fab_to_proto": "fab",
+    "flwr.common.serde:run_from_proto": "run_proto",
+    "flwr.common.serde:user_config_to_proto": "user_config",
+    "flwr.supercore.app_utils:start_parent_process_monitor": "parent_pid",
+    "flwr.supercore.control:ControlHttpClient.from_server_address": (
+        "server_address insecure root_certificates interceptors retry_invoker"
+    ),
+    "flwr.supercore.fab:Fab": "hash_str content verifications",
+    "flwr.supercore.heartbeat:HeartbeatSender": "heartbeat_fn",
+    "flwr.supercore.heartbeat:HeartbeatSender.start": "self",
+    "flwr.supercore.heartbeat:HeartbeatSender.stop": "self",
+    "flwr.supercore.inflatable:inflatable_protobuf_utils.make_confirm_message_received_fn_protobuf": (
+        "confirm_message_received_protobuf node run_id"
+    ),
+    "flwr.supercore.inflatable:inflatable_protobuf_utils.make_pull_object_fn_protobuf": (
+        "pull_object_protobuf node run_id"
+    ),
+    "flwr.supercore.inflatable.inflatable_object:get_object_type_from_object_content": "object_content",
+    "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "tree",
+    "flwr.supercore.inflatable.inflatable_utils:ObjectPullError": "object_id reason",
+    "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": (
+        "object_id object_contents keep_object_contents objects"
+    ),
+    "flwr.supercore.inflatable.inflatable_utils:pull_objects": (
+        "object_ids pull_object_fn max_concurrent_pulls max_time max_tries_per_object initial_backoff backoff_cap"
+    ),
+    "flwr.supercore:interceptors.RuntimeTokenHttpInterceptor": "token",
+    "flwr.supercore:interceptors.SuperExecAuthHttpInterceptor": "master_secret protected_methods",
+    "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
+    "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "public_key",
+    "flwr.supercore.retry:RetryInvoker": (
+        "wait_gen_factory recoverable_exceptions max_tries max_time on_success on_backoff on_giveup jitter "
+        "should_giveup wait_function"
+    ),
+    "flwr.supercore.retry:exponential": "base_delay multiplier max_delay",
+    "flwr.supercore.runtime:RuntimeHttpClient.from_server_address": (
+        "server_address insecure root_certificates interceptors retry_invoker"
+    ),
+    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": "config state_factory",
+    "flwr.superlink.cli.flower_superlink:_parse_superlink_lifespan_config": "",
+    "flwr.superlink.grid:HttpGrid": "runtime_api_address insecure root_certificates token",
+    "flwr.superlink.grid:HttpGrid.set_run": "self run",
+    "flwr.superlink.grid:InMemoryGrid": "state_factory pull_interval",
+    "flwr.superlink.main:create_app": "config superlink_lifespan_class",
+    "flwr.supernode:start_client_internal._pull_and_store_message": (
+        "state object_store node_config receive get_run get_fab pull_object confirm_message_received trusted_entities"
+    ),
+    "flwr.supernode.cli.flower_supernode:flower_supernode": "",
+    "flwr.supernode.runtime.run_clientapp:push_message": "client message context",
+}
+FIELDS = {  # of messages on the wire: those that we write or read
+    "flwr.proto.control_pb2:ListNodesRequest": "",
+    "flwr.proto.control_pb2:ListNodesResponse": "nodes_info",
+    "flwr.proto.control_pb2:RegisterNodeRequest": "public_key name",
+    "flwr.proto.control_pb2:StartRunRequest": "fab override_config",
+    "flwr.proto.control_pb2:StartRunResponse": "run_id",
+    "flwr.proto.control_pb2:UnregisterNodeRequest": "node_id",
+    "flwr.proto.fleet_pb2:PushMessagesRequest": "message_object_trees",
+    "flwr.proto.node_pb2:Node": "node_id",
+    "flwr.proto.node_pb2:NodeInfo": "node_id status last_activated_at public_key",
+    "flwr.proto:runtime_pb2.AcquireTaskRequest": "supported_task_types",
+    "flwr.proto:runtime_pb2.AcquireTaskResponse": "task",
+    "flwr.proto:runtime_pb2.PullAppMessagesRequest": "",
+    "flwr.proto:runtime_pb2.PullAppMessagesResponse": "message_object_trees",
+    "flwr.proto:runtime_pb2.PushTaskOutputRequest": "sub_status",
+    "flwr.proto:runtime_pb2.SendTaskHeartbeatResponse": "success",
+    "flwr.proto.runtime_pb2:PullTaskInputRequest": "",
+    "flwr.proto.runtime_pb2:PullTaskInputResponse": "context run task_id",
+}
+OTHERS = {  # values and plain classes, which the tests below look into
+    "flwr.common.constant:ErrorCode",
+    "flwr.common.constant:SubStatus",
+    "flwr.supercore.constant:TaskType",
+    "flwr.supercore.protobuf.client:ProtobufClientInterceptor",
+    "flwr.supercore.run:RunNotRunningException",
+    "flwr.supercore.task_identity:TaskIdentity",
+}
+
+
+def found(name: str) -> Any:
+    module, _, path = name.partition(":")
+    first, *_ = path.split(".")
+    if not hasattr(import_module(module), first):
+        import_module(f"{module}.{first}")
+    return attrgetter(path)(import_module(module))
+
+
+def imported() -> Iterator[str]:
+    for file in SOURCE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+                yield from (f"{node.module}:{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from (f"{alias.name}:" for alias in node.names if alias.name.startswith("flwr."))
+
+
+def test_all_that_is_used_is_here_and_all_that_is_here_is_used() -> None:
+    asked_for = {name for name in (*PARAMETERS, *FIELDS, *OTHERS) if not name.endswith("Response")}  # these come back
+    known = {f"{module}:{path.split('.')[0]}" for module, _, path in (name.partition(":") for name in asked_for)}
+    assert {name for name in imported() if name.partition(":")[0] not in DOCUMENTED} == known
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    assert [*inspect.signature(found(name)).parameters] == PARAMETERS[name].split()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_messages_on_the_wire(name: str) -> None:
+    assert {*FIELDS[name].split()} <= {*found(name).DESCRIPTOR.fields_by_name}
+
+
+def test_values() -> None:
+    assert SubStatus.COMPLETED == "completed"
+    assert (TaskType.SERVER_APP, TaskType.CLIENT_APP) == ("flwr-serverapp", "flwr-clientapp")
+    names = "NODE_UNAVAILABLE MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE CLIENT_APP_CRASHED"
+    more = "CLIENT_APP_RAISED_EXCEPTION LOAD_CLIENT_APP_EXCEPTION"
+    codes = [getattr(ErrorCode, name) for name in f"{names} {more}".split()]
+    assert len({*codes}) == 6
+    assert issubclass(found("flwr.supercore.run:RunNotRunningException"), BaseException)
+
+
+def test_what_is_reached_into() -> None:
+    """A Grid makes its connection when it needs one, and takes ours; a node sleeps by its module's time."""
+    grid = HttpGrid("127.0.0.1:1", True, None, token="t")
+    assert grid._client is None
+    grid._client = connection = object()  # type: ignore[assignment]
+    assert grid._runtime_client is connection
+    source = inspect.getsource(start_client_internal)
+    assert source.count("time.sleep(3)") == 1
+    assert "run_id = _pull_and_store_message(" in source
+
+
+def test_a_messages_name() -> None:
+    """As it came, it has none, and a reply names what it replies to."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    message = Message(RecordDict(), 1, "train.pass")
+    message.metadata.__dict__["_message_id"] = "its name"
+    assert Message(RecordDict(), reply_to=message).metadata.reply_to_message_id == "its name"
+    assert Context(1, 2, {}, RecordDict(), {}).node_id == 2
+
+
+def test_flwr_is_of_the_version_that_all_this_is_of() -> None:
+    assert metadata.version("flwr").startswith(f"{fedtailor.flower.MADE_FOR}.")
+
+
+def test_another_version_is_refused() -> None:
+    """When anything of ours is imported that needs it, in a sentence."""
+    code = (
+        "import importlib.metadata as m; real = m.version; "
+        "m.version = lambda name: '1.42.0' if name == 'flwr' else real(name); import fedtailor.flower"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = "this needs flwr 1.41, and 1.42.0 is installed: pip install 'fedtailor[flower]'"
+    assert done.stderr.splitlines()[-1] == f"fedtailor.base.errors.UserError: {told}"
