@@ -60,12 +60,11 @@ class Method(Options):
     def singly(self) -> str:
         """Why the server has to see each client's reply by itself. Empty where it does the same if all of them say the
         mean of all: of parameters by their weights, of statistics that are no counts each by itself."""
-        own = [
-            name for name in ("aggregate", "round", "close") if getattr(type(self), name) is not getattr(Method, name)
-        ]
         if any(isinstance(scope, Cluster) for scope in self.share.values()):
             return "averages in clusters"
-        return f"does not say that their mean is enough for its {own[0]} (Method.singly)" if own else ""
+        kind, base = type(self), Method
+        plain = (kind.aggregate, kind.round, kind.close) == (base.aggregate, base.round, base.close)
+        return "" if plain else "does not say that the mean of their replies is enough for its server (Method.singly)"
 
     @property
     def evenly(self) -> bool:
