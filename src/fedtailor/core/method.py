@@ -58,8 +58,8 @@ class Method(Options):
 
     @property
     def singly(self) -> str:
-        """Why the server has to see each client's reply by itself. Empty where it does the same if all of them say the
-        mean of all: of parameters by their weights, of statistics that are no counts each by itself."""
+        """Why the server has to see each client's reply by itself. Empty where it sends all of them the same, and does
+        the same if each replies the mean of all: of parameters by weight, of statistics that are no counts evenly."""
         if any(isinstance(scope, Cluster) for scope in self.share.values()):
             return "averages in clusters"
         kind, base = type(self), Method

@@ -41,7 +41,7 @@ from .audit import AuditLog
 from .policy import Permission, SitePolicy, noise_of
 from .refusal import Refused, code_of
 from .spending import Spending
-from .vault import Vault
+from .vault import Vault, what_is_sent
 
 log = logging.getLogger("fedtailor.site")
 INVITATION = "invitation.safetensors"
@@ -252,7 +252,7 @@ class RemoteClient:
         except UserError as error:
             raise Refused("range", str(error)) from error
         message = messages.MaskedReply(**told)
-        vault.keep_masked(words, message)
+        vault.keep_masked(words, message, what_is_sent(request.masking, tensors))
         return message
 
     def carried_out(

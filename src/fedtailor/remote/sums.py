@@ -20,12 +20,12 @@ import torch
 
 from ..base.errors import UserError
 from ..client.job import Task
-from ..core.types import Reply
+from ..core.types import Params, Reply
 from ..secure import keys as crypto
 from ..secure.encoding import Layout
 from ..secure.masked import Masked
 from . import messages
-from .vault import pair, signed
+from .vault import pair, signed, what_is_sent
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -45,6 +45,9 @@ class SecureSum:
     tasks: Mapping[int, Task]
 
     def __post_init__(self) -> None:
+        self.first = next(iter(self.tasks.values()))
+        if any(not same(task.inbox, self.first.inbox) for task in self.tasks.values()):
+            raise UserError("clients are sent different things, and secure=masked adds up replies to the same alone")
         self.id = secrets.token_hex(16)
         self.keys: dict[int, messages.PublicKeys] = {}
         self.sealed: dict[int, dict[int, str]] = {}  # by whom, to whom
@@ -113,7 +116,7 @@ class SecureSum:
 
     def mean(self) -> Reply:
         """The reply that each survivor would have sent if all had sent the same."""
-        total = self.total.copy()
+        total, sent = self.total.copy(), what_is_sent(self.id, {"params": self.first.params, "inbox": self.first.inbox})
         for k in self.survivors:
             total -= crypto.mask(crypto.derived(self.secret(k), f"own mask {self.id}"), len(total))
         for gone in self.sealed.keys() - self.survivors:
@@ -123,7 +126,7 @@ class SecureSum:
             if crypto.public_of(private).hex() != self.keys[gone].masking:
                 raise UserError(f"shares of the key of client {gone} are wrong")
             for k in near:
-                key = crypto.agreed(private, bytes.fromhex(self.keys[k].masking), pair(self.id, k, gone))
+                key = crypto.agreed(private, bytes.fromhex(self.keys[k].masking), pair(self.id, k, gone, sent))
                 total -= signed(crypto.mask(key, len(total)), k, gone)
         return self.layout.mean(total, len(self.survivors))
 
@@ -145,3 +148,7 @@ def due(message: messages.Message, kind: type[M]) -> M:
     if not isinstance(message, kind):
         raise UserError(f"it sent a {message.kind} where another reply was due")
     return message
+
+
+def same(one: Params, other: Params) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())

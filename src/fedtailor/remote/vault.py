@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..client.codec import from_bytes, to_bytes
+from ..privacy.noise import request_key
 from ..secure import keys as crypto
 from ..secure.encoding import Words
 from ..secure.masked import Masked
@@ -37,6 +38,7 @@ from .messages import (
     SharesRequest,
     SumReply,
     SumRequest,
+    TensorGroups,
 )
 from .policy import SitePolicy, public_key
 from .refusal import Refused
@@ -83,7 +85,7 @@ class Vault:
         if self.path.is_file():
             try:
                 groups, note = from_bytes(self.path.read_bytes(), ("masked",), ("held",))
-                self.held = Held.model_validate(note["held"])
+                self.held = Held.model_validate_json(note["held"])
                 self.words = groups["masked"]["words"].numpy().view(np.uint64)
             except (UserError, ValidationError, KeyError) as error:
                 raise Refused("masking", f"{self.path.name} is damaged") from error
@@ -113,7 +115,7 @@ class Vault:
     def write(self) -> None:
         assert self.held is not None
         masked = {"words": torch.from_numpy(self.words.view(np.int64))}
-        write_atomic(self.path, to_bytes({"masked": masked}, {"held": self.held.model_dump(mode="json")}), private=True)
+        write_atomic(self.path, to_bytes({"masked": masked}, {"held": self.held.model_dump_json()}), private=True)
         others = [path for path in self.folder.glob("masking-*") if path != self.path]
         for path in sorted(others, key=lambda it: it.stat().st_mtime_ns)[: -KEPT + 1]:
             path.unlink(missing_ok=True)
@@ -193,15 +195,14 @@ class Vault:
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
-    def keep_masked(self, words: Words, reply: MaskedReply) -> None:
-        """The reply under masks, for good."""
+    def keep_masked(self, words: Words, reply: MaskedReply, sent: str) -> None:
+        """The reply under masks, for good. `sent`: what the server sent with the request, by its hash."""
         held, about = self.held, self.order.masking
         assert held is not None
         masked = words + crypto.mask(crypto.derived(bytes.fromhex(held.seed), f"own mask {about}"), len(words))
+        private = bytes.fromhex(held.masking)
         for k in held.shares.keys() - {self.me}:
-            key = crypto.agreed(
-                bytes.fromhex(held.masking), bytes.fromhex(held.peers[k].masking), pair(about, self.me, k)
-            )
+            key = crypto.agreed(private, bytes.fromhex(held.peers[k].masking), pair(about, self.me, k, sent))
             masked = masked + signed(crypto.mask(key, len(words)), self.me, k)
         self.words, held.masked = masked, reply
         self.write()
@@ -218,9 +219,16 @@ class Vault:
         return f"{self.order.run} {self.order.masking} {sender} to {to}"
 
 
-def pair(about: str, one: int, other: int) -> str:
+def what_is_sent(about: str, tensors: TensorGroups) -> str:
+    """The hash of all that the server sends with a masked pass. It is in the masks, so that they cancel among clients
+    who were sent the same alone: else a server could send one client parameters under which the others change nothing,
+    and the sum would be that client's (Pasquini et al., Eluding Secure Aggregation, CCS 2022)."""
+    return request_key(b"", (about,), tensors).hex()
+
+
+def pair(about: str, one: int, other: int, sent: str) -> str:
     """What two clients agree on a mask for."""
-    return f"mask {about} {min(one, other)} {max(one, other)}"
+    return f"mask {about} {min(one, other)} {max(one, other)} {sent}"
 
 
 def signed(mask: Words, me: int, other: int) -> Words:
