@@ -405,6 +405,7 @@ def test_the_sites_log_says_that_a_reply_was_masked_and_among_whom(tmp_path: Pat
     assert told["masked-reply"] == told["open-reply"]
     assert told["masked-reply"]["among"] == [0, 1, 3]
     assert len(told["masked-reply"]["sum"]) == 32
+    assert {row["what"]: done_to(row) for row in rows}["masked-reply"] == ["in a sum with 3 others"]
 
 
 REFUSED = {
