@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedtailor.base.errors import UserError
+from fedtailor.cli.site_log import done_to
 from fedtailor.core.types import Params, Pass, Reply, Server
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg

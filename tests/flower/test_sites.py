@@ -167,5 +167,5 @@ def test_a_site_signs_with_the_key_that_it_was_given(told: Invitation, data: Pat
     assert signed(public_key((home / "client.pub").read_text()), sign(site.key, "text"), "text")
     assert open_site(tmp_path, SitePolicy(), f"folder:{data / 'site-0'}", server="here").key is None
     (tmp_path / "client.key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
-    with pytest.raises(UserError, match="client.key is not a site's key"):
+    with pytest.raises(UserError, match=r"client\.key is not a site's key"):
         open_site(tmp_path, SitePolicy(), f"folder:{data / 'site-0'}", server="here")
