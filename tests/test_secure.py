@@ -28,7 +28,7 @@ from fedtailor.remote.messages import KeysRequest, MaskedReply, MaskedRequest, M
 from fedtailor.remote.policy import ANYTHING, SitePolicy
 from fedtailor.remote.refusal import Refused
 from fedtailor.remote.sums import SecureSum
-from fedtailor.remote.vault import KEPT, Held, Vault, pair, signed, what_is_sent
+from fedtailor.remote.vault import KEPT, Held, Vault, as_added, pair, what_is_sent
 from fedtailor.secure import keys as crypto
 from fedtailor.secure.encoding import UNIT, Layout, Words, most
 from fedtailor.secure.masked import SHARE, Masked
@@ -277,7 +277,7 @@ def test_a_masked_reply_looks_like_chance_and_only_its_secrets_open_it(tmp_path:
     for k, keys in held.peers.items():
         about = pair(crowd.sum.id, 3, k, what_is_sent(crowd.sum.id, SENT))
         key = crypto.agreed(bytes.fromhex(held.masking), bytes.fromhex(keys.masking), about)
-        words = words - signed(crypto.mask(key, len(plain)), 3, k)
+        words = words - as_added(crypto.mask(key, len(plain)), 3, k)
     assert np.array_equal(words, plain)
 
 

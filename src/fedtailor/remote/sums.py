@@ -25,7 +25,7 @@ from ..secure import keys as crypto
 from ..secure.encoding import Layout
 from ..secure.masked import Masked
 from . import messages
-from .vault import pair, signed, what_is_sent
+from .vault import as_added, pair, what_is_sent
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -68,10 +68,9 @@ class SecureSum:
 
     def enough(self, stage: Stage, there: Collection[int]) -> int:
         """How many replies a stage waits for. Where all are neighbours, anybody's shares will do."""
-        whole = (
-            all(len(near) == len(self.keys) - 1 for near in self.graph.values()) if stage.kind == "train.open" else 0
-        )
-        return min(len(there), self.secure.least(len(self.keys))) if whole else len(there)
+        if stage.kind != "train.open" or any(len(near) < len(self.keys) - 1 for near in self.graph.values()):
+            return len(there)
+        return min(len(there), self.secure.least(len(self.keys)))
 
     def ask_keys(self, k: int, heading: dict[str, Any]) -> tuple[messages.Request, messages.TensorGroups]:
         task = self.tasks[k]
@@ -127,7 +126,7 @@ class SecureSum:
                 raise UserError(f"shares of the key of client {gone} are wrong")
             for k in near:
                 key = crypto.agreed(private, bytes.fromhex(self.keys[k].masking), pair(self.id, k, gone, sent))
-                total -= signed(crypto.mask(key, len(total)), k, gone)
+                total -= as_added(crypto.mask(key, len(total)), k, gone)
         return self.layout.mean(total, len(self.survivors))
 
     def secret(self, k: int) -> bytes:

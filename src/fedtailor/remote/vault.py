@@ -78,14 +78,14 @@ class Vault:
     clients: int  # of the run
     policy: SitePolicy
     key: EllipticCurvePrivateKey | None = None  # the site's own, to sign with
-    held: Held | None = None
+    found: Held | None = None  # on disk, or made since
     words: Words = field(default_factory=lambda: np.empty(0, np.uint64))  # its reply under masks
 
     def __post_init__(self) -> None:
         if self.path.is_file():
             try:
                 groups, note = from_bytes(self.path.read_bytes(), ("masked",), ("held",))
-                self.held = Held.model_validate_json(note["held"])
+                self.found = Held.model_validate_json(note["held"])
                 self.words = groups["masked"]["words"].numpy().view(np.uint64)
             except (UserError, ValidationError, KeyError) as error:
                 raise Refused("masking", f"{self.path.name} is damaged") from error
@@ -99,12 +99,17 @@ class Vault:
         return self.order.client
 
     @property
+    def held(self) -> Held:
+        assert self.found is not None, "answered() lets nothing through before keys were given"
+        return self.found
+
+    @property
     def neighbours(self) -> list[int]:
-        return sorted(self.held.peers) if self.held else []
+        return sorted(self.found.peers) if self.found else []
 
     def answered(self) -> SumReply | None:
         """What this very request was answered before; None if it is the next that is due. All else is refused."""
-        done, step = self.held.answers if self.held else [], STEPS.index(self.order.kind)
+        done, step = self.found.answers if self.found else [], STEPS.index(self.order.kind)
         if step < len(done) and done[step].request_id == self.order.request_id:
             return done[step]
         if step != len(done):
@@ -113,7 +118,6 @@ class Vault:
         return None
 
     def write(self) -> None:
-        assert self.held is not None
         masked = {"words": torch.from_numpy(self.words.view(np.int64))}
         write_atomic(self.path, to_bytes({"masked": masked}, {"held": self.held.model_dump_json()}), private=True)
         others = [path for path in self.folder.glob("masking-*") if path != self.path]
@@ -122,33 +126,33 @@ class Vault:
 
     def answer(self, order: KeysRequest | SharesRequest | OpenRequest) -> SumReply:
         told: dict[str, Any] = {"run": order.run, "client": order.client, "request_id": order.request_id}
+        answer: SumReply
         if isinstance(order, KeysRequest):
             sealing, masking = crypto.new_pair(), crypto.new_pair()
-            public = PublicKeys(sealing=sealing.public.hex(), masking=masking.public.hex())
-            if self.key:
-                signature = crypto.sign(self.key, vouched(order.run, order.masking, self.me, public))
-                public = public.model_copy(update={"signature": signature.hex()})
-            answer = KeysReply(**told, keys=public)
+            answer = KeysReply(**told, keys=self.public_keys(sealing.public.hex(), masking.public.hex()))
             private = {"sealing": sealing.private.hex(), "masking": masking.private.hex()}
-            self.held = Held(pass_name=order.pass_name, round=order.round, **private, keys=answer)
-            self.write()
-            return answer
-        assert self.held is not None
-        if isinstance(order, SharesRequest):
-            self.held.sealed = SharesReply(**told, sealed=self.seal_shares(order.peers))
-            self.write()
-            return self.held.sealed
-        self.held.opened = OpenReply(**told, shares=self.chosen_shares(order.survivors))
-        self.held.sealing = self.held.masking = self.held.seed = ""
-        self.held.shares = {}
+            self.found = Held(pass_name=order.pass_name, round=order.round, **private, keys=answer)
+        elif isinstance(order, SharesRequest):
+            self.held.sealed = answer = SharesReply(**told, sealed=self.seal_shares(order.peers))
+        else:
+            self.held.opened = answer = OpenReply(**told, shares=self.chosen_shares(order.survivors))
+            self.held.sealing = self.held.masking = self.held.seed = ""
+            self.held.shares = {}
         self.write()
-        return self.held.opened
+        return answer
+
+    def public_keys(self, sealing: str, masking: str) -> PublicKeys:
+        """By the site's own key, if it has one."""
+        keys = PublicKeys(sealing=sealing, masking=masking)
+        if self.key is None:
+            return keys
+        signature = crypto.sign(self.key, vouched(self.order.run, self.order.masking, self.me, keys))
+        return keys.model_copy(update={"signature": signature.hex()})
 
     # --- shares -------------------------------------------------------------------------------------------------------
 
     def seal_shares(self, peers: Mapping[int, PublicKeys]) -> dict[int, str]:
         held, run = self.held, self.order.run
-        assert held is not None
         assert held.keys is not None
         self.enough([self.me, *peers])
         check_keys(peers, self.me, held.keys.keys, self.clients)
@@ -165,7 +169,6 @@ class Vault:
     def receive_shares(self, order: MaskedRequest) -> None:
         """Of neighbours that are still there. What they have sealed opens, or no pass is run."""
         held, sealed = self.held, order.sealed
-        assert held is not None
         if (order.pass_name, order.round) != (held.pass_name, held.round):
             raise Refused("masking", f"keys were given for {held.pass_name} in round {held.round + 1}")
         if strangers := sealed.keys() - held.peers.keys():
@@ -180,7 +183,6 @@ class Vault:
 
     def chosen_shares(self, survivors: Collection[int]) -> dict[int, str]:
         held = self.held
-        assert held is not None
         if self.me not in survivors or len(set(survivors)) < len(survivors) or set(survivors) - held.shares.keys():
             raise Refused("masking", f"survivors {sorted(survivors)} of {sorted(held.shares)}")
         self.enough(survivors)
@@ -188,7 +190,6 @@ class Vault:
 
     def enough(self, together: Collection[int]) -> None:
         """Of itself and its neighbours."""
-        assert self.held is not None
         holders = len(self.held.peers or together) + bool(self.held.peers)
         if len(together) < (least := max(self.secure.least(holders), self.policy.together)):
             raise Refused("policy-together", f"{len(together)} sites in a sum; {least} are needed here")
@@ -198,17 +199,15 @@ class Vault:
     def keep_masked(self, words: Words, reply: MaskedReply, sent: str) -> None:
         """The reply under masks, for good. `sent`: what the server sent with the request, by its hash."""
         held, about = self.held, self.order.masking
-        assert held is not None
         masked = words + crypto.mask(crypto.derived(bytes.fromhex(held.seed), f"own mask {about}"), len(words))
         private = bytes.fromhex(held.masking)
         for k in held.shares.keys() - {self.me}:
             key = crypto.agreed(private, bytes.fromhex(held.peers[k].masking), pair(about, self.me, k, sent))
-            masked = masked + signed(crypto.mask(key, len(words)), self.me, k)
+            masked = masked + as_added(crypto.mask(key, len(words)), self.me, k)
         self.words, held.masked = masked, reply
         self.write()
 
     def sealing_key(self, k: int) -> bytes:
-        assert self.held is not None
         theirs = bytes.fromhex(self.held.peers[k].sealing)
         try:
             return crypto.agreed(bytes.fromhex(self.held.sealing), theirs, f"sealed shares {self.order.masking}")
@@ -231,7 +230,7 @@ def pair(about: str, one: int, other: int, sent: str) -> str:
     return f"mask {about} {min(one, other)} {max(one, other)} {sent}"
 
 
-def signed(mask: Words, me: int, other: int) -> Words:
+def as_added(mask: Words, me: int, other: int) -> Words:
     """As one of the two adds it; the other adds the opposite."""
     return mask if me < other else np.uint64(0) - mask
 
