@@ -15,7 +15,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
@@ -49,6 +49,7 @@ def layout(clients: int, words: int = 3, stats: Iterable[str] = ()) -> Layout:
     return Layout({"w": torch.arange(words) / 4}, {name: torch.zeros(2) for name in stats}, clients)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 400), st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3)), min_size=1)
 )
