@@ -24,14 +24,23 @@ from fedtailor.client.job import Task
 from fedtailor.core.statistics import Form
 from fedtailor.core.types import Params, Reply
 from fedtailor.remote import vault as vault_module
-from fedtailor.remote.messages import KeysRequest, MaskedReply, MaskedRequest, Message, OpenReply, OpenRequest, Request
+from fedtailor.remote.messages import (
+    KeysRequest,
+    MaskedReply,
+    MaskedRequest,
+    Message,
+    OpenReply,
+    OpenRequest,
+    PublicKeys,
+    Request,
+)
 from fedtailor.remote.policy import ANYTHING, SitePolicy
 from fedtailor.remote.refusal import Refused
 from fedtailor.remote.sums import SecureSum
 from fedtailor.remote.vault import KEPT, Held, Vault, as_added, pair, what_is_sent
 from fedtailor.secure import keys as crypto
 from fedtailor.secure.encoding import UNIT, Layout, Words, most
-from fedtailor.secure.masked import SHARE, Masked
+from fedtailor.secure.masked import Masked
 from remote import RUN, Killed
 
 SENT = {"params": {"w": torch.tensor([0.5, -1.0, 3.0])}, "inbox": {}}
@@ -148,7 +157,7 @@ def test_two_sets_of_survivors_are_never_both_opened() -> None:
     """Of the holders of a secret, more than half are needed, and no fewer than two thirds."""
     for holders in range(3, 200):
         assert 2 * (least := Masked().least(holders)) > holders
-        assert holders * SHARE - 1e-6 <= least <= holders
+        assert 2 * holders <= 3 * least <= 3 * holders
 
 
 # --- the protocol, among clients without a model ----------------------------------------------------------------------
@@ -486,8 +495,9 @@ def test_neighbours_that_cannot_be(wrong: str, tmp_path: Path) -> None:
     order, _ = crowd.sum.stages[1].write(3, crowd.heading(3))
     peers = dict(order.peers)  # type: ignore[attr-defined]
     nothing = peers[0].model_copy(update={"sealing": "0" * 64})
+    other = PublicKeys(sealing=crypto.new_pair().public.hex(), masking=crypto.new_pair().public.hex())
     change: dict[str, dict[int, Any]] = {
-        "itself": {3: peers[0]}, "beyond": {4: peers[0]}, "the same twice": {1: peers[0]}, "no key": {0: nothing},
+        "itself": {3: other}, "beyond": {4: other}, "the same twice": {1: peers[0]}, "no key": {0: nothing},
     }  # fmt: skip
     peers = {0: peers[0]} if wrong == "too few" else {**peers, **change[wrong]}
     code = "policy-together" if wrong == "too few" else "peers"
