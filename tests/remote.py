@@ -13,7 +13,7 @@ from fedtailor.client.job import ClientState, Task
 from fedtailor.core.types import OWN, Pass, Server
 from fedtailor.remote.client import RemoteClient, Session, StateFiles, simulated_session
 from fedtailor.remote.engine import Received, RemoteEngine
-from fedtailor.remote.messages import Invitation, Message, PassRequest, decode
+from fedtailor.remote.messages import AnyPassRequest, Invitation, Message, decode
 from fedtailor.remote.policy import ANYTHING, SitePolicy
 from fedtailor.runs.execute import train
 from fedtailor.runs.folder import RunFolder
@@ -57,7 +57,7 @@ class Sent:
 
     @property
     def pass_name(self) -> str:
-        return self.message.pass_name if isinstance(self.message, PassRequest) else ""
+        return self.message.pass_name if isinstance(self.message, AnyPassRequest) else ""
 
 
 Coming = Iterable[tuple[float, Callable[[], Received]]]  # in so many seconds; made only then

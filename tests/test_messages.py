@@ -20,11 +20,20 @@ from fedtailor.remote.messages import (
     EvaluateReply,
     EvaluateRequest,
     Invitation,
+    KeysReply,
+    KeysRequest,
+    MaskedReply,
+    MaskedRequest,
     Message,
+    OpenReply,
+    OpenRequest,
     PassReply,
     PassRequest,
+    PublicKeys,
     Ready,
     Refusal,
+    SharesReply,
+    SharesRequest,
     decode,
     encode,
 )
@@ -32,6 +41,8 @@ from fedtailor.remote.messages import (
 RUN, REQUEST_ID = "0123456789abcdef" * 2, "00c0ffee-12"
 TO: dict[str, Any] = {"run": RUN, "client": 3, "request_id": REQUEST_ID}
 SCORE = Score(dict(zip(METRICS, (100 / 3, 0.1 + 0.2, None, 50.0, 1e-17, 99.9), strict=True)), (None, 0.0, 100.0))
+SUM = "fedcba98" * 4
+KEYS = PublicKeys(sealing="01" * 32, masking="ab" * 32, signature="30" * 103)
 MESSAGES: dict[str, Message] = {
     "invitation": Invitation(
         run=RUN,
@@ -48,6 +59,16 @@ MESSAGES: dict[str, Message] = {
     "pass request": PassRequest(**TO, version=4, state_id="deadbeef-7", kept=3, pass_name="labels.vote", round=2),
     "first pass request": PassRequest(**TO, version=0, state_id="", kept=0, pass_name="train", round=0),
     "pass reply": PassReply(**TO, version=5, samples=11, seconds=0.25, weight=0.1 + 0.2),
+    "keys request": KeysRequest(**TO, version=4, state_id="deadbeef-7", masking=SUM, pass_name="train", round=2),
+    "keys reply": KeysReply(**TO, keys=KEYS),
+    "shares request": SharesRequest(**TO, version=4, state_id="deadbeef-7", masking=SUM, peers={0: KEYS, 12: KEYS}),
+    "shares reply": SharesReply(**TO, sealed={0: "ab" * 96, 12: "cd" * 96}),
+    "masked request": MaskedRequest(
+        **TO, version=4, state_id="", kept=3, pass_name="train", round=2, masking=SUM, sealed={0: "ab" * 96}
+    ),
+    "masked reply": MaskedReply(**TO, version=5, samples=11, seconds=0.25),
+    "open request": OpenRequest(**TO, version=4, state_id="deadbeef-7", masking=SUM, survivors=(0, 3, 12)),
+    "open reply": OpenReply(**TO, shares={0: "ef" * 34, 3: "01" * 34}),
     "evaluate request": EvaluateRequest(**TO, version=5, state_id=REQUEST_ID),
     "evaluate reply": EvaluateReply(**TO, personal=SCORE, shared=SCORE, zero_shot=SCORE, pseudo=(9, 8, 7, 11)),
     "evaluate reply, no pseudo-labels": EvaluateReply(**TO, personal=SCORE, shared=SCORE, zero_shot=SCORE, pseudo=None),

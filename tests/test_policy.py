@@ -77,6 +77,9 @@ def test_the_defaults_name_what_there_is() -> None:
         ("epsilon = 3", 'epsilon is of privacy = "gaussian"'),
         ("epsilon = inf", "epsilon: input should be a finite number"),
         ('privacy = "laplace"', "privacy: input should be 'none' or 'gaussian'"),
+        ('secure = "masked"', "secure: input should be 'none' or 'required'"),
+        ("together = 2", "together: input should be greater than or equal to 3"),
+        ('peers = ["ssh-ed25519 AAAA"]', r"peers: the line in a site's client\.pub"),
         ('weights = ["123"]', "weights: .*first 12 digits"),
         ('[hub]\n"openai/clip" = "main"', "hub: .*commit"),
         ('[hub]\n"../clip" = "' + "a" * 40 + '"', "hub: .*commit"),
@@ -112,6 +115,7 @@ def test_a_policy_that_says_something_else(text: str, told: str, tmp_path: Path)
         ({"privacy": "gaussian"}, {**PRIVATE, "privacy.generator": "seeded"}, "policy-privacy"),
         # The noise of four clients together is twice the noise of one.
         ({"privacy": "gaussian", "noise": 2.1}, {**PRIVATE, "privacy.against": "others"}, "policy-privacy"),
+        ({"secure": "required"}, {}, "policy-secure"),
         ({"orders_per_day": 1}, {}, "policy-orders"),
     ],
 )

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deployed import SITES, SMALL, Deployed, write_data
+import torch
+from deployed import SITES, SMALL, Deployed, until, write_data
 
 import fedtailor
 from fedtailor.client.codec import client_to_bytes
@@ -95,3 +96,29 @@ def bits(there: Deployed, name: str) -> bytes:
     saved = RunFolder(there.runs / name).resume()
     assert saved is not None
     return server_to_bytes(saved[0])
+
+
+def test_secure_sums_among_sites_that_know_each_others_keys(tmp_path: Path) -> None:
+    """The same model as without, but for rounding; a run without is refused by their policies."""
+    there = Deployed(tmp_path, write_data(tmp_path / "data"))
+    homes = [there.home / "clients" / f"client-{k}" for k in range(SITES)]
+    peers = json.dumps([(home / "client.pub").read_text().strip() for home in homes])
+    for home in homes:
+        (home / "policy.toml").write_text(f'secure = "required"\npeers = {peers}\n')
+    try:
+        there.start()
+        there.run("sums", "promptfl", secure="masked")
+        data = {"data": f"csv:{there.data / 'sites.csv'}", "data.partition": "site", "clients": SITES}
+        fedtailor.run("promptfl", {**SMALL, **data, "fraction": 1.0}, out=tmp_path / "plain")
+        sums, plain = RunFolder(there.runs / "sums").resume(), RunFolder(tmp_path / "plain").resume()
+        assert sums is not None
+        assert plain is not None
+        for name, value in plain[0].params.items():
+            assert torch.allclose(value, sums[0].params[name], atol=1e-4)
+        assert {row["weight"] for row in there.rows("sums", "clients")} == {None}
+        there.ask("plain", "promptfl")
+        failure = there.runs / "plain" / "failure.txt"
+        until(failure.is_file, told=there.logs)
+        assert "its policy asks for secure=masked" in failure.read_text()
+    finally:
+        there.stop()

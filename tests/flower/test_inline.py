@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
@@ -26,6 +27,7 @@ from fedtailor.remote.client import StateFiles
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
+from fedtailor.simulation.local import LocalEngine
 from fedtailor.simulation.loop import run_round
 from remote import RemoteWorld
 from world import combinations, world
@@ -66,6 +68,20 @@ def test_flower_equals_local(method: str, tmp_path: Path) -> None:
     else:
         assert away.shared == near.shared
     assert flower.pseudo_labels(there) == local.pseudo_labels(here)
+
+
+def test_secure_sums_over_flower(tmp_path: Path) -> None:
+    """Their messages are carried too; the model is the plain one but for rounding."""
+    secure = {"engine": "flower", "secure": "masked", "fraction": 1.0, "rounds": 2}
+    here, there = world("fedavg", "head", **secure), world("fedavg", "head", **secure)
+    local, flower = LocalEngine(here.job, here.client_data), inline_engine(there, tmp_path)
+    flower.open()
+    server = other = here.job.first_server()
+    for _ in range(here.rounds):
+        server, _ = run_round(here, server, local)
+        other, _ = run_round(there, other, flower)
+    assert all(torch.allclose(value, other.params[name], atol=2e-5) for name, value in server.params.items())
+    assert {step.weight for step in flower.log} == {None}
 
 
 def test_a_letter_that_is_too_long_is_not_put_together(tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from deployed import few, write_data
 from fedtailor.base.errors import UserError
 from fedtailor.clip.load import load, locate
 from fedtailor.flower.client import open_site
+from fedtailor.flower.init import init
 from fedtailor.flower.sites import server_experiment, site_session
 from fedtailor.remote.audit import read_lines
 from fedtailor.remote.client import Session
 from fedtailor.remote.engine import invitation_of
 from fedtailor.remote.messages import Invitation, Refusal, decode, encode
-from fedtailor.remote.policy import Permission, SitePolicy, settings_of
+from fedtailor.remote.policy import Permission, SitePolicy, public_key, settings_of
 from fedtailor.remote.refusal import Refused
 from fedtailor.remote.spending import Spending
+from fedtailor.secure.keys import sign, signed
 from fedtailor.settings.run import make_run
 
 
@@ -154,3 +156,16 @@ def test_the_server_holds_no_training_set(data: Path) -> None:
         server_experiment(make_run("promptfl", settings))
     with pytest.raises(UserError, match="in a deployment each site says what it tests on"):
         server_experiment(make_run("promptfl", {**settings, "data.server": 0.0, "data.validation": 0.2}))
+
+
+def test_a_site_signs_with_the_key_that_it_was_given(told: Invitation, data: Path, tmp_path: Path) -> None:
+    """The other sites know it by the line of its client.pub."""
+    init(tmp_path / "fed", 1, ["127.0.0.1"])
+    home = tmp_path / "fed" / "clients" / "client-0"
+    site = open_site(home, SitePolicy(), f"folder:{data / 'site-0'}", server="here")
+    assert site.key is not None
+    assert signed(public_key((home / "client.pub").read_text()), sign(site.key, "text"), "text")
+    assert open_site(tmp_path, SitePolicy(), f"folder:{data / 'site-0'}", server="here").key is None
+    (tmp_path / "client.key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    with pytest.raises(UserError, match=r"client\.key is not a site's key"):
+        open_site(tmp_path, SitePolicy(), f"folder:{data / 'site-0'}", server="here")

@@ -27,7 +27,7 @@ from fedtailor.clip.load import load
 from fedtailor.core.types import Server
 from fedtailor.data import open_dataset, pictures
 from fedtailor.data.pictures import read_picture
-from fedtailor.remote.messages import Message, PassRequest, Ready, Refusal, decode, encode
+from fedtailor.remote.messages import MaskedRequest, Message, PassRequest, Ready, Refusal, decode, encode
 from fedtailor.runs.checkpoint import BEFORE, CHECKPOINT, ROUNDS, STATES
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.predictions import Answers, read_predictions
@@ -215,6 +215,11 @@ def messages() -> list[bytes]:
     some = {"a": torch.arange(3.0)}
     return [
         encode(asked, params=some, inbox={}),
+        encode(
+            MaskedRequest(**asked.model_dump(exclude={"kind"}), masking=RUN, sealed={0: "ab" * 96}),
+            params=some,
+            inbox={},
+        ),
         encode(Ready(samples=1, tests=0)),
         encode(Refusal(why="failed")),
     ]

@@ -25,8 +25,8 @@ Facts = dict[str, Any]
 
 # Each has a function of that name in facts.py.
 KINDS = (
-    "methods", "tuners", "labelers", "rebalancers", "servers", "privacy", "robust", "attacks", "datasets",
-    "partitions", "backbones", "engines", "diagnostics",
+    "methods", "tuners", "labelers", "rebalancers", "servers", "privacy", "robust", "attacks", "secure",
+    "datasets", "partitions", "backbones", "engines", "diagnostics",
 )  # fmt: skip
 STAYS = {"local", "fixed"}  # scopes of what never leaves a client
 PACKAGE = Path(__file__).parents[1]

@@ -33,6 +33,7 @@ MEANING = {
     "privacy": "what is done to an update before it leaves",
     "robust": "what is done to a round's replies before they are averaged",
     "attack": "what bad clients of a simulation do",
+    "secure": "how replies are added up before the server sees them",
 }
 
 
@@ -107,6 +108,10 @@ def robust() -> list[Facts]:
 
 def attacks() -> list[Facts]:
     return part("attack", "all clients are honest")
+
+
+def secure() -> list[Facts]:
+    return part("secure", "the server sees each reply")
 
 
 def engines() -> list[Facts]:

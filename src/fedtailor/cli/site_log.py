@@ -46,7 +46,7 @@ def whole(lines: Sequence[Line]) -> str:
 def log_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table("when (UTC)", "run", "round", "asked", "left", "size", "tensors", "privacy", "why")
     for row in rows:
-        tensors, privacy = row.get("tensors") or [], row.get("privacy")
+        tensors = row.get("tensors") or []
         names = ", ".join(dict.fromkeys(tensor["name"].partition("/")[2] for tensor in tensors[:3]))
         more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
         cells = (
@@ -57,8 +57,15 @@ def log_table(rows: Sequence[dict[str, Any]]) -> Table:
             row["what"],
             size(row["bytes"]) if "bytes" in row else "",
             names + more,
-            f"{privacy['mechanism']}, σ = {privacy['noise']['updates']:g}" if privacy else "",
+            "; ".join(done_to(row)),
             f"{row['why']}: {row['detail']}" if row.get("why") else row["detail"] if row["what"] == BROKEN else "",
         )
         table.add_row(*(escape(str(cell)) for cell in cells))
     return table
+
+
+def done_to(row: dict[str, Any]) -> list[str]:
+    """What was done to a reply before it left."""
+    privacy, secure = row.get("privacy"), row.get("secure")
+    told = [f"{privacy['mechanism']}, σ = {privacy['noise']['updates']:g}"] if privacy else []
+    return told + ([f"in a sum with {len(secure['among'])} others"] if secure and row["tensors"] else [])

@@ -13,6 +13,8 @@ from ..core.statistics import Forms
 from ..core.types import FIXED, LOCAL, Params, Pass, Rebalancer, Scope, Server
 from ..labelers.base import Labeler
 from ..privacy.base import PrivacyStep
+from ..secure.encoding import Layout
+from ..secure.masked import Masked
 
 LABELER_PREFIX = "labels."  # before the name of a labeler's pass, in its address on the wire
 
@@ -33,6 +35,7 @@ class Job:
     updates: str = "fp32"  # how what leaves is compressed
     attack: Attack | None = None  # what bad clients of a simulation do
     cohort: int = 1  # how many clients a round has
+    secure: Masked | None = None  # how replies are added up before anybody sees them
 
     @cached_property
     def start(self) -> Params:
@@ -79,6 +82,11 @@ class Job:
         """What a pass sends up besides parameters."""
         owner = self.labeler if self.labeler is not None and pass_name.startswith(LABELER_PREFIX) else self.method
         return owner.statistics(pass_name.removeprefix(LABELER_PREFIX), self.model, self.start)
+
+    def layout(self, shared: Params, pass_name: str) -> Layout:
+        """Of what clients send after a pass from these parameters, where only the sum of it is seen."""
+        start = {name: shared[name] for name in self.scopes if name in shared}
+        return Layout.of(start, self.statistics(pass_name), self.clients)
 
 
 def is_pass(found: object) -> bool:

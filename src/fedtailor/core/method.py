@@ -17,7 +17,7 @@ from .losses import task_loss
 from .model import Model
 from .optim import Gradient, LocalTraining, gradient_of, optimise
 from .statistics import Forms
-from .types import FIXED, GLOBAL, LOCAL, Batch, Each, Me, Options, Params, Reply, Samples, Scope, Server
+from .types import FIXED, GLOBAL, LOCAL, Batch, Cluster, Each, Me, Options, Params, Reply, Samples, Scope, Server
 
 
 class Method(Options):
@@ -56,6 +56,21 @@ class Method(Options):
         of which a picture adds 1 at most."""
         return "" if self.by_picture else "does not say that its clients train picture by picture (Method.by_picture)"
 
+    @property
+    def singly(self) -> str:
+        """Why the server has to see each client's reply by itself. Empty where it sends all of them the same, and does
+        the same if each replies the mean of all: of parameters by weight, of statistics that are no counts evenly."""
+        if any(isinstance(scope, Cluster) for scope in self.share.values()):
+            return "averages in clusters"
+        kind, base = type(self), Method
+        plain = (kind.aggregate, kind.round, kind.close) == (base.aggregate, base.round, base.close)
+        return "" if plain else "does not say that the mean of their replies is enough for its server (Method.singly)"
+
+    @property
+    def evenly(self) -> bool:
+        """Whether all clients of a round count the same, however many samples they have."""
+        return False
+
     def scopes(self, theta: Params) -> dict[str, Scope]:
         """Who owns each parameter."""
         return resolve(self.share, theta)
@@ -87,7 +102,8 @@ class Method(Options):
         return Reply(trained, weight=len(data))
 
     def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
-        return replace(server, params={**server.params, **weighted_mean(replies)})
+        mean = weighted_mean(even(replies) if self.evenly else replies)
+        return replace(server, params={**server.params, **mean})
 
     @classmethod
     def everyone(cls, clients: int) -> list[int]:

@@ -18,7 +18,7 @@ from ..remote.engine import Received
 from ..remote.refusal import Refused
 
 log = logging.getLogger("fedtailor.flower")
-KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
+KINDS = ("query.who", "query.invite", "train.keys", "train.shares", "train.pass", "train.open", "evaluate.test")
 DATA = "data"
 PIECE = 4 << 20  # bytes of a message that are sent at once
 TTL = 86400.0  # seconds

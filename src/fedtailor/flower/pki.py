@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_ssh_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..base.errors import UserError
@@ -96,6 +98,19 @@ def alternative(host: str) -> x509.GeneralName:
 
 def private_bytes(key: EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+def read_key(path: Path) -> EllipticCurvePrivateKey | None:
+    """A site's own key; None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path} is not a site's key: {error}") from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"{path} is not a site's key: an elliptic curve is due")
+    return key
 
 
 def fingerprint(public: bytes) -> str:

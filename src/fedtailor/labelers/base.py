@@ -16,6 +16,7 @@ INDEX, LABEL, CANDIDATES = "labels.index", "labels.y", "labels.candidates"  # wh
 
 
 class Labeler(Options):
+    singly: ClassVar[str] = "does not say that the mean of what clients send is enough (Labeler.singly)"  # or why not
     by_picture: ClassVar[bool] = False  # True: whether a picture is labelled, and how, depends on no other
 
     refresh: int = Field(0, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")

@@ -27,6 +27,8 @@ SURENESS, KLASS = "copl.sureness", "copl.klass"  # kept between the two passes
 
 
 class CoPL(Labeler):
+    singly = "evens out classes by the votes of each client"
+
     refresh: int = Field(5, ge=0, title="R", description="rounds between two labelings; 0: once, at the beginning")
     confidence: bool = Field(True, description="only pictures surer than the client's median vote, Eq. 2")
     entropy: bool = Field(True, description="only pictures of less entropy than the client's median vote, Eq. 2")

@@ -18,6 +18,8 @@ from .base import INDEX, LABEL, Labeler
 class SelfLabeler(Labeler):
     """Each client for itself, from nothing but the probabilities of its own pictures."""
 
+    singly = ""  # nothing is sent
+
     def label(self, server: Server, clients: Sequence[int], each: Each) -> Server:
         each(self.pick, server, clients)
         return server

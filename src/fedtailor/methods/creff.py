@@ -38,6 +38,10 @@ class CReFF(Method):
     def mixing(self) -> str:
         return "sends the gradients of whole classes" if self.m else ""
 
+    @property
+    def singly(self) -> str:
+        return ""  # of a class's gradients, too, the mean is taken
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         theta = model.init(rng)
         return {**theta, WEIGHT: theta["head.weight"].clone(), BIAS: theta["head.bias"].clone()} if self.m else theta

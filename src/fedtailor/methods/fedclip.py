@@ -6,7 +6,6 @@ Departures: classes compete in the loss and clients weigh by their samples, as C
 preset=original: pictures compete with their batch's captions (two of the same class are rivals), clients weigh equal.
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..core import Batch, Method, Model, Params, Reply, Server, even
+from ..core import Batch, Method, Model, Params
 
 
 class FedCLIP(Method):
@@ -31,8 +30,9 @@ class FedCLIP(Method):
         captions = model.text(theta, batch.rng)[batch.y]
         return contrastive(model.clip.scale * model.image(theta, batch.x, batch.rng) @ captions.T)
 
-    def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
-        return super().aggregate(server, even(replies) if self.equal else replies)
+    @property
+    def evenly(self) -> bool:
+        return self.equal
 
 
 def contrastive(logits: Tensor) -> Tensor:

@@ -39,6 +39,10 @@ class FedPuReL(TwoBranches):
         return "projects the gradient of a whole batch"
 
     @property
+    def singly(self) -> str:
+        return ""  # from a personal pass nothing is read
+
+    @property
     def closing(self) -> int:
         return int(self.T_p > 0)
 

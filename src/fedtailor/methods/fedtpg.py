@@ -6,13 +6,12 @@ Departures, all of them in docs/methods/fedtpg.md: every client tells all C clas
 reads all their names; in the paper each has its own few. T is of bare class names, as released.
 """
 
-from collections.abc import Mapping
-
-from ..core import Method, Reply, Server, even
+from ..core import Method
 
 
 class FedTPG(Method):
     by_picture = True
 
-    def aggregate(self, server: Server, replies: Mapping[int, Reply]) -> Server:
-        return super().aggregate(server, even(replies))  # θ = 1/|S| Σ θ_k over the cohort S
+    @property
+    def evenly(self) -> bool:
+        return True  # θ = 1/|S| Σ θ_k over the cohort S

@@ -44,6 +44,10 @@ class RUCR(Method):
         return "sends sums of its pictures' features" if self.weight or self.crt else ""
 
     @property
+    def singly(self) -> str:
+        return "takes the directions of each client's features, and tells each which classes it lacks"
+
+    @property
     def ending(self) -> int:
         return self.crt
 

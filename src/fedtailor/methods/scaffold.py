@@ -34,6 +34,14 @@ class Scaffold(Method):
     def mixing(self) -> str:
         return "would have its control variates clipped with each picture's gradient"
 
+    @property
+    def singly(self) -> str:
+        return ""  # means, and how many replied
+
+    @property
+    def evenly(self) -> bool:
+        return True
+
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         c = {name: value for name, value in server.state.items() if name.startswith(ALL)}
         return self.aggregate(server, each(self.train, server, cohort, dict.fromkeys(cohort, c)))

@@ -33,6 +33,10 @@ class Tailor(Method):
     def mixing(self) -> str:
         return "adds the client's class frequencies to each picture's logits; take method.rho=0" if self.rho else ""
 
+    @property
+    def singly(self) -> str:
+        return ""  # counts stay with clients
+
     def init(self, model: Model, rng: torch.Generator) -> Params:
         return {**model.init(rng), PRIOR: torch.zeros(model.classes)}
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from torch import Tensor
 
 from ..base.errors import UserError
@@ -27,7 +28,7 @@ from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.data import ClientData
 from ..client.job import ClientState, Job, Task
 from ..client.step import client_step
-from ..core.types import FIXED, LOCAL, Params, Server
+from ..core.types import FIXED, LOCAL, Params, Reply, Server
 from ..data.dataset import Indices
 from ..evaluation.metrics import Score
 from ..evaluation.pseudo_labels import Tally, tally
@@ -40,6 +41,7 @@ from .audit import AuditLog
 from .policy import Permission, SitePolicy, noise_of
 from .refusal import Refused, code_of
 from .spending import Spending
+from .vault import Vault, what_is_sent
 
 log = logging.getLogger("fedtailor.site")
 INVITATION = "invitation.safetensors"
@@ -86,6 +88,7 @@ class Answer:
     message: messages.Message
     tensors: messages.TensorGroups = field(default_factory=dict)
     privacy: dict[str, Any] | None = None  # what was done to it
+    secure: dict[str, Any] | None = None  # the secure sum that it is a part of, and among whom
     detail: str = ""  # of a refusal: for this site alone
 
 
@@ -94,9 +97,16 @@ MakeSession = Callable[[messages.Invitation, Run], Session]  # a UserError from 
 
 
 class RemoteClient:
-    def __init__(self, folder: Path, make_session: MakeSession, policy: SitePolicy, server: str) -> None:
-        """`server`: whom it replies to, for the log."""
-        self.folder, self.make_session = folder, make_session
+    def __init__(
+        self,
+        folder: Path,
+        make_session: MakeSession,
+        policy: SitePolicy,
+        server: str,
+        key: EllipticCurvePrivateKey | None = None,
+    ) -> None:
+        """`server`: whom it replies to, for the log. `key`: the site's own, by which others know its keys in a sum."""
+        self.folder, self.make_session, self.key = folder, make_session, key
         self.permission = Permission(policy, Spending(folder / "spent.json"))
         self.audit = AuditLog(folder / "audit", server)
         self.sessions: dict[str, Session] = {}
@@ -138,6 +148,7 @@ class RemoteClient:
                 described(f"{group}/{n}", v) for group, params in answer.tensors.items() for n, v in params.items()
             ],
             privacy=answer.privacy,
+            secure=answer.secure,
             why=answer.message.why if isinstance(answer.message, messages.Refusal) else None,
             detail=answer.detail[:MOST_TOLD],
         )
@@ -153,14 +164,18 @@ class RemoteClient:
     def carry_out(self, order: messages.Message, tensors: messages.TensorGroups) -> Answer:
         if isinstance(order, messages.Invitation):
             return self.join(order)
-        if isinstance(order, messages.PassRequest | messages.EvaluateRequest):
+        if isinstance(order, messages.Request):
             session = self.session(order)
             self.permission.to_do(order, session.job)
-            check_shared(session.job, tensors["params"])
-            torch.set_num_threads(session.threads)
+            if "params" in tensors:
+                check_shared(session.job, tensors["params"])
+                torch.set_num_threads(session.threads)
             if isinstance(order, messages.PassRequest):
                 return self.run_pass(order, session, tensors)
-            return self.evaluate(order, session, tensors)
+            if isinstance(order, messages.SumRequest):
+                return self.take_step(order, session, tensors)
+            if isinstance(order, messages.EvaluateRequest):
+                return self.evaluate(order, session, tensors)
         raise Refused("unreadable", f"a {order.kind} is not for clients")
 
     def join(self, invitation: messages.Invitation) -> Answer:
@@ -201,6 +216,49 @@ class RemoteClient:
         return self.open_session(invitation)
 
     def run_pass(self, request: messages.PassRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
+        if session.job.secure:
+            raise Refused(
+                "beyond", "a pass whose reply the server would see, in a run whose replies it sees the sum of"
+            )
+        reply, told = self.carried_out(request, session, tensors)
+        message = messages.PassReply(**told, weight=reply.weight)
+        return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(session.job))
+
+    def take_step(self, order: messages.SumRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
+        """Of a secure sum."""
+        job, policy = session.job, self.permission.policy
+        if not job.secure:
+            raise Refused("beyond", "a secure sum, in a run with secure=none")
+        vault = Vault(self.folder / order.run, order, job.secure, job.clients, policy, self.key)
+        if isinstance(order, messages.MaskedRequest):
+            message = vault.answered() or self.run_masked(order, session, tensors, vault)
+        else:
+            message = vault.answered() or vault.answer(order)
+        masked = isinstance(message, messages.MaskedReply)
+        groups = {"masked": {"words": torch.from_numpy(vault.words.view(np.int64))}} if masked else {}
+        about = {"sum": order.masking, "among": vault.neighbours}
+        return Answer(message, groups, privacy_of(job) if masked else None, about)
+
+    def run_masked(
+        self, request: messages.MaskedRequest, session: Session, tensors: messages.TensorGroups, vault: Vault
+    ) -> messages.MaskedReply:
+        """A pass whose reply leaves under masks."""
+        job = session.job
+        vault.receive_shares(request)
+        layout = job.layout(tensors["params"], request.pass_name)
+        reply, told = self.carried_out(request, session, tensors)
+        try:
+            words = layout.encoded(replace(reply, weight=1.0) if job.method.evenly else reply)
+        except UserError as error:
+            raise Refused("range", str(error)) from error
+        message = messages.MaskedReply(**told)
+        vault.keep_masked(words, message, what_is_sent(request.masking, tensors))
+        return message
+
+    def carried_out(
+        self, request: messages.AnyPassRequest, session: Session, tensors: messages.TensorGroups
+    ) -> tuple[Reply, dict[str, Any]]:
+        """The reply to a pass, and what is told of it; the state after it is on the disk."""
         states, job = StateFiles(self.folder / request.run), session.job
         before = states.read(request.version, request.state_id)
         task = Task(request.pass_name, request.round, tensors["params"], tensors["inbox"])
@@ -213,9 +271,8 @@ class RemoteClient:
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
         log.info("run %s, round %d: %s, %.1f s", request.run[:8], request.round + 1, request.pass_name, took)
-        told = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
-        message = messages.PassReply(**request.model_dump(include=HEADING) | told)
-        return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job))
+        told = {"version": after.version, "samples": len(session.data), "seconds": took}
+        return reply, request.model_dump(include=HEADING) | told
 
     def evaluate(self, request: messages.EvaluateRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
         client = StateFiles(self.folder / request.run).read(request.version, request.state_id)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,18 +22,20 @@ from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.polling import Backoff
 from ..base.version import __version__
-from ..client.job import ClientState, Task
+from ..client.job import ClientState, Task, size
 from ..client.step import check_reply, client_step, decompressed, reply_bytes
 from ..core.types import OWN, Params, Pass, Reply, Server
 from ..evaluation.metrics import Scores, score
 from ..evaluation.pseudo_labels import Quality, in_percent
 from ..evaluation.testing import score_shared
 from ..robust.base import lightened
+from ..secure.masked import FEWEST
 from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
 from . import messages
 from .bounds import outliers, too_far
 from .refusal import UNFIT
+from .sums import SecureSum, Stage
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
 MAX_REPEATS = 5  # of what a client makes us send again
@@ -162,7 +165,8 @@ class RemoteEngine(Engine):
                 raise UserError("this method asks the server for data of its own; see data.server")
             packed, self.clients[OWN] = client_step(self.job, OWN, pass_, task, self.clients[OWN], self.server_data)
             own = {OWN: decompressed(self.job, task, packed)}
-        return {**own, **self.ask(tasks, self.job.pass_name(pass_), server.round)} if tasks else own
+        ask = self.ask_sum if self.job.secure else self.ask
+        return {**own, **ask(tasks, self.job.pass_name(pass_), server.round)} if tasks else own
 
     def ask(self, tasks: Mapping[int, Task], name: str, round_: int) -> dict[int, Reply]:
         """The replies of those who are still in the round; too few are an error."""
@@ -180,14 +184,12 @@ class RemoteEngine(Engine):
                 raise UserError("it did not reply to a pass")
             packed = Reply(tensors["params"], message.weight, tensors["stats"])
             reply = decompressed(self.job, tasks[k], packed)
-            if message.samples > (known := self.samples.get(k, 0)):
-                raise UserError(f"it says that it has {message.samples} samples, and had {known} when it joined")
+            self.check_told(k, message)
             check_reply(self.job, tasks[k], reply, message.samples, "its reply")
             if why := too_far(tasks[k], reply):
                 raise UserError(why)
-            if message.version != (due := self.clients[k].version + 1):
-                raise UserError(f"its reply is of state {message.version}, not of {due}")
-            replies[k], self.clients[k] = reply, ClientState(version=due, state_id=message.request_id)
+            replies[k] = reply
+            self.clients[k] = ClientState(version=message.version, state_id=message.request_id)
             up, down = reply_bytes(packed), tasks[k].bytes
             counted[k] = StepLog(round_, k, name, message.samples, message.weight, down, up, message.seconds)
 
@@ -206,6 +208,68 @@ class RemoteEngine(Engine):
         if len(replies) < (needed := self.quorum(enough)):
             raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
         return replies
+
+    def ask_sum(self, tasks: Mapping[int, Task], name: str, round_: int) -> dict[int, Reply]:
+        """For each client that replied, the mean of their replies: more of them is not seen here."""
+        job, anyone = self.job, next(iter(tasks.values()))
+        assert job.secure is not None
+        total = SecureSum(job.secure, job.layout(anyone.params, name), tasks)
+        there, needed = tasks.keys() - self.out, max(self.quorum(len(tasks)), FEWEST)
+        told: dict[int, messages.MaskedReply] = {}
+        up, down, began = Counter[int](), Counter[int](), self.clock()
+
+        def write(k: int, stage: Stage) -> tuple[messages.Request, messages.TensorGroups]:
+            kept = min(self.kept.get(k, 0), self.clients[k].version)
+            request, tensors = stage.write(k, {**self.heading(k), "kept": kept})
+            down[k] += message_bytes(request, tensors)
+            return request, tensors
+
+        def take(k: int, message: messages.Message, tensors: messages.TensorGroups, stage: Stage) -> None:
+            if isinstance(message, messages.MaskedReply):
+                self.check_told(k, message)
+            stage.take(k, message, tensors)
+            up[k] += message_bytes(message, tensors)
+            if isinstance(message, messages.MaskedReply):
+                told[k] = message
+                self.clients[k] = ClientState(version=message.version, state_id=message.request_id)
+
+        for stage in total.stages:
+            enough = total.enough(stage, there)
+            ways = partial(write, stage=stage), partial(take, stage=stage)
+            done = self.carry_out(Exchange(stage.kind, round_, set(there), enough, *ways))
+            if stage is not total.stages[-1]:
+                there = done.taken
+                self.out |= done.trouble.keys()
+                took = round(self.clock() - began, 4)
+                lost = sorted(done.trouble.items())
+                self.log += [StepLog(round_, k, name, 0, 0.0, down[k], 0, took, why) for k, why in lost]
+            if len(there) < needed:
+                raise TooFewReplies(f"{len(there)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
+        try:
+            mean = total.mean()
+            if why := self.impossible(anyone, mean, told):
+                raise UserError(why)
+        except UserError as error:
+            lost = [(k, why) for k, why in sorted(done.trouble.items()) if why != NOT_NEEDED]
+            self.log += [StepLog(round_, k, name, 0, 0.0, down[k], up[k], 0.0, why) for k, why in lost]
+            raise TooFewReplies(f"the sum of the replies cannot be opened: {error}") from error
+        self.log += [
+            StepLog(round_, k, name, it.samples, None, down[k], up[k], it.seconds) for k, it in sorted(told.items())
+        ]
+        return dict.fromkeys(sorted(told), mean)
+
+    def impossible(self, task: Task, mean: Reply, told: Mapping[int, messages.MaskedReply]) -> str:
+        """Why replies that clients may send cannot have this mean; empty: they can."""
+        times = 1 if self.job.labeler is None else self.job.model.classes
+        most = sum(max(1, it.samples) * times for it in told.values()) / len(told)
+        heavy = f"its weight is {mean.weight:g}, {most:g} is the most" if mean.weight > most * (1 + 1e-6) else ""
+        return heavy or too_far(task, mean)
+
+    def check_told(self, k: int, message: messages.PassReply | messages.MaskedReply) -> None:
+        if message.samples > (known := self.samples.get(k, 0)):
+            raise UserError(f"it says that it has {message.samples} samples, and had {known} when it joined")
+        if message.version != (due := self.clients[k].version + 1):
+            raise UserError(f"its reply is of state {message.version}, not of {due}")
 
     def pictures(self) -> dict[int, int]:
         return self.samples
@@ -335,6 +399,11 @@ class RemoteEngine(Engine):
             told = f"began anew: {refusal.text}"
             self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, told))
         exchange.send_again(k)
+
+
+def message_bytes(message: messages.Message, tensors: messages.TensorGroups) -> int:
+    """Of a message and its tensors."""
+    return len(message.model_dump_json()) + sum(size(group) for group in tensors.values())
 
 
 def run_id(folder: Path | None) -> str:

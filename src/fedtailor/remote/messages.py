@@ -1,8 +1,8 @@
 """What a server and its remote clients say to each other, as bytes.
 
-An invitation opens a run at a client; then come requests to run a pass or to evaluate. Each gets a reply, if only a
-refusal. A request names the state that it starts from, and its reply bears the request's id: so nothing counts twice,
-and a client that has lost its state is noticed.
+An invitation opens a run at a client; then come requests to run a pass (in four steps, if the server is to see sums
+alone) or to evaluate. Each gets a reply, if only a refusal. A request names the state that it starts from, and its
+reply bears the request's id: so nothing counts twice, and a client that has lost its state is noticed.
 """
 
 import json
@@ -25,6 +25,12 @@ Version = Annotated[int, Field(ge=0, lt=1 << 53)]  # of a state, and a part of i
 ShortText = Annotated[str, Field(max_length=300)]  # a class name or a sentence
 MAX_CLASSES = 10_000
 Members = Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_CLASSES)]
+MaskingId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of one secure sum, and a part of a file's name
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # 32 bytes, as all bytes here in hexadecimal digits
+Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,150}$")]  # empty: none
+Sealed = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){28,200}$")]
+Share = Annotated[str, Field(pattern=r"^[0-9a-f]{68}$")]
+MAX_PEERS = 10_000
 MAX_SETTINGS = 100_000  # characters
 
 
@@ -68,12 +74,15 @@ class Request(Numbered):
     state_id: RequestId | Literal[""]  # the request that made that state
 
 
-class PassRequest(Request):
+class AnyPassRequest(Request):
     tensors: ClassVar[tuple[str, ...]] = ("params", "inbox")
-    kind: Literal["pass-request"] = "pass-request"
     kept: NonNegativeInt  # no state older than this will be asked for again
     pass_name: PassName
     round: NonNegativeInt
+
+
+class PassRequest(AnyPassRequest):
+    kind: Literal["pass-request"] = "pass-request"
 
 
 class PassReply(Numbered):
@@ -83,6 +92,67 @@ class PassReply(Numbered):
     samples: NonNegativeInt
     seconds: NonNegativeFloat
     weight: float
+
+
+# A pass whose replies only their sum is to be seen of: four requests that name the sum, in this order, each answered
+# once (remote/vault.py).
+
+
+class KeysRequest(Request):
+    kind: Literal["keys-request"] = "keys-request"
+    masking: MaskingId
+    pass_name: PassName
+    round: NonNegativeInt
+
+
+class PublicKeys(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    sealing: Key  # to seal shares to this client with
+    masking: Key  # to agree on masks with
+    signature: Signature = ""  # by the site's own key
+
+
+class KeysReply(Numbered):
+    kind: Literal["keys-reply"] = "keys-reply"
+    keys: PublicKeys
+
+
+class SharesRequest(Request):
+    kind: Literal["shares-request"] = "shares-request"
+    masking: MaskingId
+    peers: Annotated[dict[NonNegativeInt, PublicKeys], Field(max_length=MAX_PEERS)]  # this client's neighbours
+
+
+class SharesReply(Numbered):
+    kind: Literal["shares-reply"] = "shares-reply"
+    sealed: Annotated[dict[NonNegativeInt, Sealed], Field(max_length=MAX_PEERS)]  # to each neighbour
+
+
+class MaskedRequest(AnyPassRequest):
+    kind: Literal["masked-request"] = "masked-request"
+    masking: MaskingId
+    sealed: Annotated[dict[NonNegativeInt, Sealed], Field(max_length=MAX_PEERS)]  # by those neighbours still there
+
+
+class MaskedReply(Numbered):
+    tensors: ClassVar[tuple[str, ...]] = ("masked",)
+    kind: Literal["masked-reply"] = "masked-reply"
+    version: NonNegativeInt
+    samples: NonNegativeInt
+    seconds: NonNegativeFloat
+
+
+class OpenRequest(Request):
+    kind: Literal["open-request"] = "open-request"
+    masking: MaskingId
+    survivors: Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_PEERS)]  # of it and its neighbours
+
+
+class OpenReply(Numbered):
+    kind: Literal["open-reply"] = "open-reply"
+    shares: Annotated[
+        dict[NonNegativeInt, Share], Field(max_length=MAX_PEERS)
+    ]  # of a survivor's seed, or another's key
 
 
 class EvaluateRequest(Request):  # on the client's own test pictures
@@ -111,7 +181,9 @@ class Refusal(Message):
         return SENTENCES[self.why]
 
 
-Known = Invitation | Ready | PassRequest | PassReply | EvaluateRequest | EvaluateReply | Refusal
+SumRequest = KeysRequest | SharesRequest | MaskedRequest | OpenRequest
+SumReply = KeysReply | SharesReply | MaskedReply | OpenReply
+Known = Invitation | Ready | PassRequest | PassReply | SumRequest | SumReply | EvaluateRequest | EvaluateReply | Refusal
 ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Known, Field(discriminator="kind")])
 
 

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from ..base.errors import UserError, unknown
+from ..base.errors import UserError, shortened, unknown
 from ..base.keys import flat
 from ..client.job import Job
 from ..clip.load import BUNDLED
@@ -28,12 +31,13 @@ from ..methods import METHODS
 from ..privacy.base import PrivacyStep
 from ..privacy.gaussian import Gaussian
 from ..privacy.ledger import KINDS, kinds_of, may_release, of_releases
+from ..secure.masked import FEWEST
 from ..settings.extensions import look_for
 from ..settings.keys import GIVEN, checked
 from ..settings.run import Run, make_run
 from ..tuners import TUNERS
 from .limits import check_limits
-from .messages import EvaluateRequest, Invitation, PassRequest, Request
+from .messages import AnyPassRequest, EvaluateRequest, Invitation, Request
 from .refusal import RefusalCode, Refused
 from .spending import Spending
 
@@ -87,6 +91,10 @@ class SitePolicy(BaseModel):
     counts_epsilon: Annotated[float, Field(ge=0)] = 0.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
+    secure: Literal["none", "required"] = "none"
+    together: Annotated[int, Field(ge=FEWEST)] = FEWEST
+    peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
     weights: Names = ANY
     hub: dict[str, str] = {}
 
@@ -115,6 +123,13 @@ class SitePolicy(BaseModel):
             if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or not re.fullmatch(r"[0-9a-f]{40}", revision):
                 raise ValueError('"owner/name" = "the 40 hexadecimal digits of a commit"')
         return hub
+
+    @field_validator("peers")
+    @classmethod
+    def in_openssh(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for key in keys:
+            public_key(key)
+        return keys
 
     @model_validator(mode="after")
     def counted(self) -> Self:
@@ -159,6 +174,17 @@ def read_policy(path: Path) -> SitePolicy:
     if any(policy.limits.values()):
         of_releases(1.0, 1, policy.delta)  # what counts must be installed
     return policy
+
+
+def public_key(line: str) -> EllipticCurvePublicKey:
+    """A line of a `client.pub`."""
+    try:
+        key = load_ssh_public_key(line.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ValueError(f"the line in a site's client.pub, ecdsa-sha2-nistp384 …; got {shortened(line)}")
+    return key
 
 
 def without_rare(split: Split, classes: int, least: int) -> Split:
@@ -213,6 +239,8 @@ class Permission:
             raise Refused("weights", f"CLIP with the hash {invitation.weights[:64]}; weights={list(policy.weights)}")
         if policy.rounds and run.rounds > policy.rounds:
             raise Refused("policy-rounds", f"{run.rounds} rounds; rounds={policy.rounds}")
+        if policy.secure == "required" and run.secure.value is None:
+            raise Refused("policy-secure", 'secure=none; secure = "required"')
         self.enough_noise(run)
         self.count(invitation.run)
         cores = os.cpu_count() or 1
@@ -222,7 +250,7 @@ class Permission:
         """A pass or a test of a run that this site takes part in."""
         if isinstance(request, EvaluateRequest) and not self.policy.tests:
             raise Refused("policy-tests", "a test; tests=false")
-        if isinstance(request, PassRequest):
+        if isinstance(request, AnyPassRequest):
             if request.round >= (rounds := job.rounds + job.method.closing):
                 raise Refused("beyond", f"round {request.round + 1} of a run of {rounds}")
             try:
@@ -233,7 +261,7 @@ class Permission:
             self.affords(self.seen.get((request.run, request.pass_name), may_release(forms)), job)
         self.count(request.run)
 
-    def released(self, request: PassRequest, reply: Reply, job: Job) -> None:
+    def released(self, request: AnyPassRequest, reply: Reply, job: Job) -> None:
         """To be counted before the reply leaves."""
         kinds = kinds_of(reply, job.statistics(request.pass_name))
         self.seen[request.run, request.pass_name] = kinds

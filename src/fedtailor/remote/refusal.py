@@ -13,11 +13,11 @@ from ..data.pictures import BrokenPicture
 # With these a client cannot take part in a run at all.
 UnfitCode = Literal[
     "version", "weights", "backbone", "pictures", "settings", "policy-method", "policy-tuner", "policy-labeler",
-    "policy-rounds", "policy-privacy", "policy-pictures",
+    "policy-rounds", "policy-privacy", "policy-secure", "policy-pictures",
 ]  # fmt: skip
 RefusalCode = Literal[
     UnfitCode, "policy-orders", "policy-tests", "policy-budget", "unknown-run", "lost-state", "unreadable", "too-large",
-    "beyond", "out-of-time", "full-disk", "diverged", "failed",
+    "beyond", "masking", "policy-together", "peers", "range", "out-of-time", "full-disk", "diverged", "failed",
 ]  # fmt: skip
 
 SENTENCES: dict[RefusalCode, str] = {
@@ -31,6 +31,7 @@ SENTENCES: dict[RefusalCode, str] = {
     "policy-labeler": "its policy does not allow this labeler",
     "policy-rounds": "its policy does not allow so many rounds",
     "policy-privacy": "its policy asks for more privacy than this run has",
+    "policy-secure": "its policy asks for secure=masked",
     "policy-pictures": "it has fewer pictures than its policy asks for",
     "policy-orders": "its policy allows no more passes and tests of this run, or none today",
     "policy-tests": "its policy allows no tests on its pictures",
@@ -40,6 +41,10 @@ SENTENCES: dict[RefusalCode, str] = {
     "unreadable": "a message to it was not whole, not one of ours or not for it",
     "too-large": "a message to it or from it is longer than it allows",
     "beyond": "it was asked for what is not part of this run",
+    "masking": "it was asked for a step of a secure sum that is not due, or was taken already",
+    "policy-together": "its policy asks for more sites in a secure sum",
+    "peers": "the keys of its neighbours in a secure sum are not those of sites that it knows, or damaged",
+    "range": "its update is too large for a secure sum; a smaller lr may help",
     "out-of-time": "the pass took longer than it allows",
     "full-disk": "its disk is full",
     "diverged": "a parameter is no longer finite; training diverged, a smaller lr may help",

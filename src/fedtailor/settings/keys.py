@@ -15,7 +15,8 @@ from ..base.keys import flat
 T = TypeVar("T")
 LARGEST = 1e38  # of a number, as in single precision
 GIVEN = "given"  # labels as the data has them
-PARTS = ("labels", "rebalance", "server", "privacy", "robust", "attack")  # what any method may be combined with
+# What any method may be combined with.
+PARTS = ("labels", "rebalance", "server", "privacy", "robust", "attack", "secure")
 
 # Short spellings, on the command line and in Python. A method may have more of its own (Method.short).
 SHORT = {

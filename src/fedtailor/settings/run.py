@@ -35,6 +35,8 @@ from ..privacy.base import PrivacyStep
 from ..rebalancers import REBALANCERS
 from ..robust import ROBUST
 from ..robust.base import Robust
+from ..secure import SECURE
+from ..secure.masked import Masked
 from ..server_optimizers import AVERAGE, SERVER_OPTIMIZERS
 from ..server_optimizers.base import ServerOptimizer
 from ..tuners import TUNERS, tuner_names
@@ -51,6 +53,7 @@ PARTS: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
     "privacy": ("none", PRIVACY),
     "robust": ("none", ROBUST),
     "attack": ("none", ATTACKS),
+    "secure": ("none", SECURE),
 }
 
 # Keys by which pictures are dealt out to clients: with one of them, sites are not the clients.
@@ -172,6 +175,7 @@ class Run(Strict):
     privacy: InstanceOf[Chosen[PrivacyStep | None]]
     robust: InstanceOf[Chosen[Robust | None]]
     attack: InstanceOf[Chosen[Attack | None]]
+    secure: InstanceOf[Chosen[Masked | None]]
     data: Data
     backbone: Backbone
     memory: Memory

@@ -11,6 +11,7 @@ from ..data.groups import GROUPS
 from ..methods.recipe import Entry
 from ..methods.released.relay import CarriedMomentum
 from ..privacy.gaussian import Gaussian
+from ..secure.masked import FEWEST
 from .engines import ENGINES
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def check_together(run: Run, name: str, entry: Entry) -> None:
         raise UserError(f"clients of {name} train one after the other, so robust={run.robust.name} has none to compare")
     if isinstance(run.privacy.value, Gaussian):
         check_privacy(run, run.privacy.value, name, entry)
+    if run.secure.value is not None:
+        check_secure(run, name, entry)
 
 
 def check_tuner(run: Run, name: str, entry: Entry) -> None:
@@ -79,3 +82,23 @@ def check_pictures(run: Run, privacy: Gaussian, name: str) -> None:
         raise UserError(f"{apart} {which} labels one picture by others; take labels=zeroshot labels.refresh=0")
     if run.rebalance.value is not None:
         raise UserError(f"{apart} rebalance={run.rebalance.name} weighs it by all that were seen before")
+
+
+def check_secure(run: Run, name: str, entry: Entry) -> None:
+    """Sums of replies: whatever looks at one reply by itself cannot be."""
+    labeler, secure = run.labels.value, f"secure={run.secure.name}"
+    alone = f"with {secure} the server sees no reply by itself, and"
+    if not ENGINES[run.engine].remote:
+        raise UserError(f"{secure} keeps replies from a server, of which engine={run.engine} has none; take flower")
+    if run.method.value.trains and (singly := run.method.value.singly):
+        raise UserError(f"{alone} {name} {singly}")
+    if labeler is not None and labeler.singly:
+        raise UserError(f"{alone} labels={run.labels.name} {labeler.singly}")
+    if run.robust.value is not None:
+        raise UserError(f"{alone} robust={run.robust.name} compares them with each other")
+    if run.plan.updates != "fp32":
+        raise UserError(f"{secure} sends whole numbers of 64 bits; take plan.updates=fp32")
+    if run.plan.oversample:
+        raise UserError(f"{secure} waits for all who have said that they take part; take plan.oversample=0")
+    if run.cohort < FEWEST:
+        raise UserError(f"{secure} hides a client among {FEWEST} or more in each round; here it has {run.cohort}")

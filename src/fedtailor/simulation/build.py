@@ -141,7 +141,7 @@ def assemble(
     job = Job(
         method, model, run.seed, run.labels.value, run.rebalance.value, run.rounds, run.clients,
         validates=own is not None, privacy=run.privacy.value, updates=run.plan.updates, attack=run.attack.value,
-        cohort=run.cohort,
+        cohort=run.cohort, secure=run.secure.value,
     )  # fmt: skip
     job.scopes  # noqa: B018  # an impossible tuner or share shows here, before anything is encoded
     size = checkpoint.clip.shape.image_size

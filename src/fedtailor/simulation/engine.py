@@ -28,7 +28,7 @@ class StepLog:
     client: int
     pass_name: str
     samples: int
-    weight: float
+    weight: float | None  # None: nobody but the client knows
     bytes_down: int
     bytes_up: int
     seconds: float

@@ -36,6 +36,10 @@ class CarriedMomentum(Method):
     def mixing(self) -> str:
         return "hands momentum on from client to client"
 
+    @property
+    def singly(self) -> str:
+        return "asks one client after the other"
+
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         chain = branch(server.state, CHAIN) if self.chained else None
         relay = Relay(each, self.train, under(server.state, VELOCITY), chain)
