@@ -1,7 +1,8 @@
 """Flower: clients in other processes and other places. Nothing outside this folder imports flwr.
 
 Whoever imports this first sets flwr's environment: it tells nobody anything, installs nothing, and keeps its files in
-a home of ours, not in the user's.
+a home of ours, not in the user's. And Ray, which would take this machine's address for 127.0.0.1 and listen everywhere,
+is told that it makes no cluster, as on macOS and Windows: then all its processes listen on the loopback.
 """
 
 import importlib.util
@@ -11,7 +12,10 @@ from platformdirs import user_cache_path
 
 from ..base.errors import UserError
 
-OFF = "FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+OFF = (
+    "FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+)  # fmt: skip
 ON = "FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 os.environ.update(dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"))
 os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))
