@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -55,7 +54,7 @@ def family(root: int) -> Iterator[int]:
 def links(pid: int) -> Iterator[str]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            target = os.readlink(link)
+            target = str(link.readlink())
         except OSError:  # closed meanwhile
             continue
         if target.startswith("socket:["):

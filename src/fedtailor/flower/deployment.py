@@ -40,6 +40,7 @@ class Deployment:
         for made in (self.queue, self.runs, self.flwr):
             made.mkdir(exist_ok=True)
         self.control = f"127.0.0.1:{self.config.control}"
+        self.token = self.flwr / "token"  # opens the control port
         self.certificate = (self.folder / "ca.pem").read_bytes()
 
     def sites(self) -> dict[str, bytes]:

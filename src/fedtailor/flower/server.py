@@ -38,11 +38,11 @@ from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
+from .control import control_client, new_token
 from .deployment import Deployment
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
 from .sites import server_experiment
-from .status import control_client
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
@@ -59,8 +59,9 @@ class Coordinator:
         self.deployment, self.over = deployment, until_signal()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
+        new_token(deployment.token)
         words = [
-            *(f"{listen}:{config.port}", str(limit_mb * 1_000_000)),
+            *(f"{listen}:{config.port}", str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
             *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),

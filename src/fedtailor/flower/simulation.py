@@ -59,7 +59,8 @@ def check_loopback() -> None:
     """Ray reads its environment when it is imported, so one that is older than ours may listen anywhere."""
     import ray
 
-    if not ip_address(address := ray.util.get_node_ip_address()).is_loopback:
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if not ip_address(address).is_loopback:
         raise UserError(
             f"Ray listens on {address}, where others could reach it, since something had imported or started it before "
             "fedtailor; import fedtailor.flower first"

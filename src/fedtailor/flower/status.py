@@ -6,8 +6,6 @@ from typing import Any
 
 import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -17,13 +15,8 @@ from ..base.polling import Backoff
 from ..base.terminal import Terminal
 from ..runs.callback import Callback
 from ..runs.result_file import read_result
+from .control import control_client
 from .deployment import FAILURE, Deployment
-
-
-def control_client(deployment: Deployment) -> ControlHttpClient:
-    """Flower's control API, which can be reached on the server's machine only."""
-    interceptor = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    return ControlHttpClient.from_server_address(deployment.control, False, deployment.certificate, [interceptor])
 
 
 def rounds_of(deployment: Deployment, name: str) -> list[dict[str, Any]]:
@@ -68,6 +61,11 @@ def collect(deployment: Deployment) -> dict[str, Any]:
     sites, up = deployment.sites(), is_locked(deployment.folder)
     try:
         nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info
+    except httpx.HTTPStatusError as error:
+        raise UserError(
+            f"the server at {deployment.control} does not take the token of {deployment.root} "
+            f"({error.response.status_code}); it is another federation's, or a copy of this folder was started"
+        ) from error
     except httpx.HTTPError:
         nodes, up = (), False
     online = {node.public_key: node.status for node in nodes}
