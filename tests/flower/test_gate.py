@@ -17,7 +17,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedtailor.flower import gate
 from fedtailor.flower.gate import REQUEST, Gate
-from fedtailor.flower.messages import PIECE
+from fedtailor.flower.pieces import PIECE
 
 PUBLIC, CONTROL, TOKEN = 9092, 9093, "secret"
 SITE, STRANGER = generate_private_key(SECP384R1()), generate_private_key(SECP384R1())

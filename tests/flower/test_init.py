@@ -302,7 +302,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no clients": ({"clients": 0}, r"clients: .* greater than or equal to 1, got 0"),
+    "fewer than none": ({"clients": -1}, r"clients: .* greater than or equal to 0, got -1"),
     "no host": ({"hosts": []}, "no host; .*--host"),
     "one string": ({"hosts": "fed.example.org"}, "hosts: .*got 'fed.example.org'"),
     "port": ({"port": 70000}, r"port: .* less than or equal to 65535, got 70000"),

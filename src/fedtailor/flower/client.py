@@ -46,7 +46,7 @@ class SiteFolder:
         """From the site's own folder, or from the deployment's and the site's number."""
         if client is not None and not (folder / "site.toml").is_file():
             folder = folder / "clients" / f"client-{client}"
-        hint = "give the site's folder with --home, or the federation's and --client N"
+        hint = "give the site's folder with --home, as fedtailor flower join made it, or the federation's and --client N"
         try:
             facts = tomllib.loads(need_file(folder / "site.toml", hint).read_text())
             home = cls(folder.absolute(), str(facts["server"]), int(facts["client"]))

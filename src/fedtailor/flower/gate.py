@@ -20,7 +20,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from google.protobuf.message import DecodeError
 from starlette.responses import Response
 
-from .messages import PIECE
+from .pieces import PIECE
 
 FLEET, PUSH, RUNTIME = "/v1/fleet/", "/v1/fleet/push-messages", "/v1/runtime/"
 REQUEST = PIECE + (1 << 20)  # bytes: a piece of a message and what is around it

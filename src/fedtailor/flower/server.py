@@ -70,33 +70,55 @@ class Coordinator:
         ]
         self.superlink = ManagedProcess("fedtailor.flower.superlink", words, folder / "log" / "superlink.log", flwr)
         self.control = control_client(deployment)
+        self.admitted: dict[str, bytes] = {}
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
         with self.superlink:
             self.admit_sites()
             while not self.over.is_set():
+                self.admit_changes()
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
 
     def admit_sites(self) -> None:
-        """Let in the sites whose keys are here, and no others."""
-        keys, ends, pause = self.deployment.sites(), time.monotonic() + UP, Backoff(*PAUSE)
+        """Let in the sites whose keys are here, and no others, once Flower is there."""
+        ends, pause = time.monotonic() + UP, Backoff(*PAUSE)
         while True:
             try:
-                there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
+                self.admit(self.deployment.sites())
                 break
             except httpx.TransportError as error:
                 if time.monotonic() > ends or self.over.wait(pause.next()):
                     raise UserError(f"{self.superlink.last_words()}: {error}") from error
+        log.info("ready: %d sites may come in at port %d", len(self.admitted), self.deployment.config.port)
+
+    def admit(self, keys: dict[str, bytes]) -> None:
+        there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
         known = {key for key, node in there.items() if node.status != "unregistered"}
         for name, key in keys.items():
             if key not in known:
-                self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                try:
+                    self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                except httpx.HTTPStatusError as error:
+                    log.error("%s cannot come in: Flower refuses a key that it has had before (%s)", name, error)
         for key in known - set(keys.values()):
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
-        log.info("ready: %d sites may come in at port %d", len(keys), self.deployment.config.port)
+        self.admitted = keys
+
+    def admit_changes(self) -> None:
+        """Sites whose keys have come or gone since. The gate has looked for itself (gate.py)."""
+        if (keys := self.deployment.sites()) == (before := self.admitted):
+            return
+        try:
+            self.admit(keys)
+        except httpx.TransportError as error:
+            log.warning("who may come in has changed, but Flower does not answer (%s); trying again", error)
+            return
+        for told, names in (("may come in", keys.keys() - before), ("no longer", before.keys() - keys)):
+            if names:
+                log.info("%s: %s", told, ", ".join(sorted(names)))
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
@@ -159,6 +181,7 @@ class Coordinator:
             yield grid
 
     def wait(self, name: str, seconds: float) -> None:
+        self.admit_changes()
         if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
 

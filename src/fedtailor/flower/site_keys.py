@@ -2,16 +2,18 @@
 
 import logging
 import re
+import time
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from ..base.errors import UserError
 
 log = logging.getLogger("fedtailor.flower")
+CURVES = {"secp256r1", "secp384r1", "secp521r1"}
+SETTLED = 2_000_000_000  # nanoseconds after which a folder's time tells of every later change
 
 
 class SiteKeys:
@@ -23,11 +25,14 @@ class SiteKeys:
     def __call__(self) -> dict[str, bytes]:
         now = self.folder.stat().st_mtime_ns if self.folder.is_dir() else 0
         if now != self.seen:
-            self.seen, self.known = now, self.read()
+            self.known = self.read()
+            self.seen = now if time.time_ns() - now > SETTLED else -1
         return self.known
 
     def read(self) -> dict[str, bytes]:
         """What is no key lets nobody in, and keeps nobody else out."""
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # who only adds a key does without
+
         found = {}
         for path in sorted(self.folder.glob("*.pub"), key=lambda path: by_number(path.stem)):
             try:
@@ -42,7 +47,7 @@ def read_key(path: Path) -> EllipticCurvePublicKey:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise UserError(f"{path} is not a public key ({error}); fedtailor flower join makes client.pub") from error
-    if not isinstance(key, EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
+    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in CURVES:
         raise UserError(f"{path} is not a key that Flower takes; fedtailor flower join makes client.pub")
     return key
 
