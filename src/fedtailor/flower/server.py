@@ -38,6 +38,7 @@ from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
+from .certificates import ending
 from .control import control_client, new_token
 from .deployment import Deployment
 from .messages import GridTransport
@@ -92,6 +93,8 @@ class Coordinator:
             except httpx.TransportError as error:
                 if time.monotonic() > ends or self.over.wait(pause.next()):
                     raise UserError(f"{self.superlink.last_words()}: {error}") from error
+        for told in ending(self.deployment.folder):
+            log.warning("%s", told)
         log.info("ready: %d sites may come in at port %d", len(self.admitted), self.deployment.config.port)
 
     def admit(self, keys: dict[str, bytes]) -> None:

@@ -8,6 +8,7 @@ import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..base.errors import Interrupted, UserError
 from ..base.files import is_locked
@@ -15,6 +16,7 @@ from ..base.polling import Backoff
 from ..base.terminal import Terminal
 from ..runs.callback import Callback
 from ..runs.result_file import read_result
+from .certificates import ending, ends_of
 from .control import control_client
 from .deployment import FAILURE, Deployment
 
@@ -72,6 +74,8 @@ def collect(deployment: Deployment) -> dict[str, Any]:
     return {
         "server": "up" if up else "down",
         "port": deployment.config.port,
+        "certificates": {kind: f"{end:%Y-%m-%d}" for kind, end in ends_of(deployment.folder).items()},
+        "warnings": ending(deployment.folder),
         "sites": [{"name": name, "state": online.get(key, "unknown")} for name, key in sites.items()],
         "runs": [describe_run(deployment, name) for name in sorted(deployment.run_names())],
     }
@@ -93,4 +97,5 @@ def render(found: dict[str, Any]) -> RenderableType:
     for run in found["runs"]:
         overall = "" if run["overall"] is None else f"{run['overall']:.2f}"
         runs.add_row(run["name"], run["failure"] or run["state"], str(run["rounds"]), overall, str(run["dropped"]))
-    return Group(sites, runs) if found["runs"] else sites
+    told = [Text(sentence, style="yellow") for sentence in found["warnings"]]
+    return Group(sites, *([runs] if found["runs"] else []), *told)
