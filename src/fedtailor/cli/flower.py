@@ -46,7 +46,9 @@ for verb in (join, add, remove, renew):
 @flower_app.command()
 def server(
     folder: Folder,
-    listen: Annotated[str, typer.Option(help="the address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
+    listen: Annotated[
+        str, typer.Option(help="where to listen: 0.0.0.0 is all of this machine; with a port if not the federation's")
+    ] = "127.0.0.1",
     limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
 ) -> None:
     """Be the federation's server until stopped. Unfinished runs go on."""

@@ -2,7 +2,8 @@
 
 Whoever imports this first sets flwr's environment: it tells nobody anything, installs nothing, and keeps its files in
 a home of ours, not in the user's. And Ray, which would take this machine's address for 127.0.0.1 and listen everywhere,
-is told that it makes no cluster, as on macOS and Windows: then all its processes listen on the loopback.
+is told that it makes no cluster, as on macOS and Windows: then all its processes listen on the loopback. Where there is
+a proxy, what goes from one process to another on this machine does not go through it.
 """
 
 import importlib.util
@@ -19,6 +20,8 @@ OFF = (
 ON = "FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 os.environ.update(dict.fromkeys(OFF, "0") | dict.fromkeys(ON, "1"))
 os.environ.setdefault("FLWR_HOME", str(user_cache_path("fedtailor") / "flower"))
+DIRECT = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
+os.environ.update(no_proxy=DIRECT, NO_PROXY=DIRECT)
 
 
 def need(module: str) -> None:

@@ -52,6 +52,12 @@ class DeploymentConfig(BaseModel):  # federation.toml
         return self
 
     @property
+    def words(self) -> dict[str, object]:
+        """For what is handed out."""
+        capabilities = "CAP_NET_BIND_SERVICE" if self.port < 1024 else ""  # else systemd grants nothing
+        return {**self.model_dump(), "address": self.address, "capabilities": capabilities}
+
+    @property
     def address(self) -> str:
         host = self.hosts[0]
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -71,7 +77,7 @@ def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, con
     put(folder / "ca" / "ca.key", pki.private_bytes(ca.key), private=True)
     put(folder / "server" / "ca.pem", ca.pem)
     certify(folder, ca, config)
-    fill(folder, TEMPLATES / "deployment", {**config.model_dump(), "address": config.address})
+    fill(folder, TEMPLATES / "deployment", config.words)
     keys = {f"client-{k}": make_site(folder, config, k) for k in range(clients)}
     save(folder, config.model_copy(update={"keys": keys}))
 

@@ -6,6 +6,7 @@ the attempt before: a SuperLink that broke, a process that was killed, a machine
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 import warnings
@@ -48,6 +49,7 @@ from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
+PORT = re.compile(r"^(\[.*\]|[^:]*):\d+$")  # an address to listen at with a port of its own
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
 
 
@@ -62,7 +64,12 @@ class Coordinator:
         write_atomic(flwr / "secret", secret.encode(), private=True)
         new_token(deployment.token)
         words = [
-            *(f"{listen}:{config.port}", str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
+            *(
+                listen if PORT.search(listen) else f"{listen}:{config.port}",
+                str(limit_mb * 1_000_000),
+                str(folder / "keys"),
+                str(deployment.token),
+            ),
             *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),
