@@ -47,7 +47,7 @@ for verb in (join, add, remove, renew):
 def server(
     folder: Folder,
     listen: Annotated[
-        str, typer.Option(help="where to listen: 0.0.0.0 is all of this machine; with a port if not the federation's")
+        str, typer.Option(help="where to listen: 0.0.0.0 is all of this machine; with :PORT if not at the federation's")
     ] = "127.0.0.1",
     limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
 ) -> None:

@@ -49,7 +49,6 @@ from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
-PORT = re.compile(r"^(\[.*\]|[^:]*):\d+$")  # an address to listen at with a port of its own
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
 
 
@@ -64,12 +63,7 @@ class Coordinator:
         write_atomic(flwr / "secret", secret.encode(), private=True)
         new_token(deployment.token)
         words = [
-            *(
-                listen if PORT.search(listen) else f"{listen}:{config.port}",
-                str(limit_mb * 1_000_000),
-                str(folder / "keys"),
-                str(deployment.token),
-            ),
+            *(with_port(listen, config.port), str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
             *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),
@@ -207,6 +201,11 @@ class RoundLog(Callback):
         if record.dropped:
             told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
         log.info("%s", told)
+
+
+def with_port(listen: str, port: int) -> str:
+    """Where to listen: at the federation's port, unless the address has one of its own."""
+    return listen if re.fullmatch(r"(\[.*\]|[^:]*):\d+", listen) else f"{listen}:{port}"
 
 
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:
