@@ -21,6 +21,7 @@ from fedtailor.flower.client import SiteFolder, find_policy, run_client
 from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.messages import GridTransport
+from fedtailor.flower.server import with_port
 from fedtailor.flower.status import collect, state_of
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.remote.policy import SitePolicy
@@ -98,6 +99,21 @@ def test_going_on(deployment: Deployment) -> None:
     add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
         deployment.resume("mine", [])
+
+
+@pytest.mark.parametrize(
+    ("listen", "where"),
+    [
+        ("0.0.0.0", "0.0.0.0:9092"),
+        ("0.0.0.0:443", "0.0.0.0:443"),
+        ("::", ":::9092"),
+        ("[::]", "[::]:9092"),
+        ("[::]:443", "[::]:443"),
+        ("2001:db8::7", "2001:db8::7:9092"),
+    ],
+)
+def test_where_to_listen(listen: str, where: str) -> None:
+    assert with_port(listen, 9092) == where
 
 
 def test_one_server_a_folder(deployment: Deployment) -> None:
