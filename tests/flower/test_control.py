@@ -17,7 +17,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedtailor.base.errors import UserError
-from fedtailor.flower.control import control_client, new_token, read_token
+from fedtailor.flower.control import control_client, keep_token, read_token
 from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.doors import Server
 from fedtailor.flower.gate import RUNTIME, Gate
@@ -43,12 +43,12 @@ def deployment(tmp_path: Path, superlink: Any) -> Iterator[Deployment]:
     port, control = free_ports(2)
     init(tmp_path / "fed", 1, ["127.0.0.1"], port, control)
     made = Deployment(tmp_path / "fed")
-    new_token(made.token)
+    keep_token(made.token)
     gate = Gate(superlink, control, 10**6, made.sites, read_token(made.token))
     server = Server(gate, listen(f"127.0.0.1:{port}"), *(str(made.folder / f"server.{end}") for end in ("key", "pem")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listen(f"127.0.0.1:{control}")]})
     thread.start()
-    until(lambda: server.own, 20)
+    until(lambda: server.own or not thread.is_alive())
     yield made
     server.should_exit = True
     thread.join()
@@ -83,14 +83,20 @@ def test_nothing_is_open_without_the_token_but_what_flower_guards(deployment: De
 
 
 def test_a_server_that_does_not_take_the_token_is_told_of(deployment: Deployment) -> None:
-    new_token(deployment.token)
+    deployment.token.write_text("another")
     with pytest.raises(UserError, match=r"does not take the token of .*fed \(401\); it is another federation's"):
         collect(deployment)
 
 
 def test_who_may_not_read_the_token_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_token(tmp_path / "token") == ""
-    new_token(tmp_path / "token")
+    keep_token(tmp_path / "token")
+    made = read_token(tmp_path / "token")
+    (tmp_path / "token").chmod(0o644)  # as after a careless copy
+    keep_token(tmp_path / "token")
+    assert read_token(tmp_path / "token") == made
+    assert len(made) == 64
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
     def denied(*_: Any, **__: Any) -> str:
         raise PermissionError

@@ -47,7 +47,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server(gate, outside, str(folder / "server" / "server.key"), str(folder / "server" / "server.pem"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [control]})
     thread.start()
-    until(lambda: server.own, 10)
+    until(lambda: server.own or not thread.is_alive())
     yield server
     server.should_exit = True
     thread.join()
@@ -96,7 +96,7 @@ def test_a_stranger_is_told_so_and_shown_out(server: Server, folder: Path) -> No
 
 @pytest.mark.parametrize("begun", ["", "handshake", "a head", "a second head"])
 def test_who_is_slow_is_shown_out(server: Server, folder: Path, begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "HEAD" if begun else "HANDSHAKE", 1.0)
+    monkeypatch.setattr(doors, "HEAD" if begun else "HANDSHAKE", 2.0)
     with closing(secure(server, folder) if begun else plain(server)) as slow:
         if begun == "a second head":
             slow.sendall(request(SITE))

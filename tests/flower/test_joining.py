@@ -44,7 +44,7 @@ def test_by_its_commands(tmp_path: Path, call: Call) -> None:
     assert call("flower", "init", "fed", "--clients", "0", "--host", "fed.example.org").code == 0
     asked = call("flower", "join", "--home", "site", "--name", "hospital-a")
     assert asked.code == 0, asked.err
-    let_in = call("flower", "add", "fed", "--key", "site/client.pub", "--name", "hospital-a")
+    let_in = call("flower", "add", "fed", "--key", "site/client.pub")
     assert let_in.code == 0, let_in.err
     key = words(asked).split("read out to them: ")[1].split()[0]
     assert key == fingerprint((tmp_path / "site" / "client.pub").read_bytes())
@@ -93,6 +93,16 @@ def test_numbers_are_given_once(fed: Path, tmp_path: Path) -> None:
     assert admit(fed, tmp_path / "c" / "client.pub").name == "client-2"
     assert list(read(fed).keys) == ["b", "client-2"]
     assert list(Deployment(fed).sites()) == ["b", "client-2"]
+
+
+def test_a_site_says_how_it_wants_to_be_called(fed: Path, tmp_path: Path) -> None:
+    for home, name in (("a", "north"), ("b", "south"), ("c", "")):
+        request(tmp_path / home, name)
+    assert admit(fed, tmp_path / "a" / "client.pub").name == "north"
+    assert admit(fed, tmp_path / "b" / "client.pub", "east").name == "east"
+    with (tmp_path / "c" / "client.pub").open("a") as key:
+        key.write("../../etc")  # no name
+    assert admit(fed, tmp_path / "c" / "client.pub").name == "client-2"
 
 
 def test_to_ask_again_changes_nothing(tmp_path: Path) -> None:
@@ -164,6 +174,8 @@ def refused(case: str, fed: Path, tmp_path: Path) -> Any:
         case "not asked":
             admit(fed, key, "north")
             return accept(tmp_path / "new", fed / "clients" / "north.toml")
+        case "not an address":
+            return accept(home, admit(fed, key, "north").answer, "https://fed.example.org")
         case "not an answer":
             return accept(home, fed / "federation.toml")
         case "not a certificate":
@@ -188,6 +200,7 @@ def refused(case: str, fed: Path, tmp_path: Path) -> Any:
         ("the name is taken", "there is a site north already"),
         ("another's answer", "is for the key SHA256:.* is it another site's"),
         ("not asked", "ask first: fedtailor flower join"),
+        ("not an address", "--server: .*got 'https://fed.example.org'"),
         ("not an answer", "key"),
         ("not a certificate", "is not an answer"),
         ("to remove nobody", "there is no site 'nobody'; there are: none"),

@@ -40,7 +40,7 @@ def add(
     key: Annotated[
         Path | None, typer.Option(help="a site's client.pub; without one the site's key is made here, to be tried out")
     ] = None,
-    name: Annotated[str, typer.Option(help="of the site; default: client-N")] = "",
+    name: Annotated[str, typer.Option(help="of the site; default: as it wants to be called, else client-N")] = "",
 ) -> None:
     """Let one more site in, also while the server runs."""
     if key is None:

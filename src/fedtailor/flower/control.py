@@ -24,9 +24,9 @@ class WithToken:
         return call_next(context)
 
 
-def new_token(path: Path) -> None:
-    """One for each start of the server, for its account's eyes only."""
-    write_atomic(path, secrets.token_hex(32).encode(), private=True)
+def keep_token(path: Path) -> None:
+    """Made once, for the eyes of the server's account only, however the file came here."""
+    write_atomic(path, (read_token(path) or secrets.token_hex(32)).encode(), private=True)
 
 
 def read_token(path: Path) -> str:

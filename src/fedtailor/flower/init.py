@@ -139,7 +139,9 @@ def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
 def make_key(home: Path, name: str) -> bytes:
     """A new key of a site, in its folder; returns the public half."""
     key = generate_private_key(SECP384R1())  # the curve that Flower itself makes keys on
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+    public = (
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}".rstrip().encode() + b"\n"
+    )
     put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
     put(home / "client.pub", public)
     return public

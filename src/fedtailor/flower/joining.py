@@ -43,20 +43,22 @@ class Admitted(NamedTuple):
 
 def request(home: Path, name: str = "") -> str:
     """Make the site's key, unless it has one. Returns the key's fingerprint."""
-    check_name(name or "site")
+    if name:
+        check_name(name)
     if (home / "client.key").exists():
         public = need_file(home / "client.pub", "it belongs to client.key; take that away to begin anew").read_bytes()
         return pki.fingerprint(public)
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return pki.fingerprint(make_key(home, name or "site"))
+        return pki.fingerprint(make_key(home, name))
     except OSError as error:
         raise UserError(f"cannot write to {home}: {error.strerror}; choose another --home") from error
 
 
 def admit(folder: Path, key: Path, name: str = "") -> Admitted:
     config, keys = read(folder), folder / "server" / "keys"
-    name, public = check_name(name or f"client-{config.clients}"), key_line(key)
+    public, wanted = key_line(key)
+    name = check_name(name or wanted or f"client-{config.clients}")
     if name in config.keys or (keys / f"{name}.pub").exists():
         raise UserError(f"there is a site {name} already; choose another --name, or remove that one first")
     for path in sorted(keys.rglob("*.pub")):
@@ -81,7 +83,9 @@ def accept(home: Path, answer: Path, server: str = "") -> str:
     mine = pki.fingerprint(need_file(home / "client.pub", "ask first: fedtailor flower join --home HOME").read_bytes())
     if given.key != mine:
         raise UserError(f"{answer} is for the key {given.key}, and the one in {home} is {mine}; is it another site's?")
-    furnish(home, server or given.server, given.client, given.ca.encode())
+    if server:
+        given = checked(Answer, {**given.model_dump(), "server": server}, "--")
+    furnish(home, given.server, given.client, given.ca.encode())
     return pki.certificate_fingerprint(given.ca.encode())
 
 
@@ -104,12 +108,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def key_line(path: Path) -> bytes:
-    """A public key as it is kept: checked, one line, without the rest of what may be in that file."""
+def key_line(path: Path) -> tuple[bytes, str]:
+    """A public key as it is kept: checked, one line, without what else may be in that file; and the name in it, if any."""
     if b"PRIVATE" in need_file(path, "give the client.pub that fedtailor flower join made at the site").read_bytes():
         raise UserError(f"{path} is a private key, which should never leave its site; ask for client.pub")
     read_key(path)
-    return b" ".join(path.read_bytes().split()[:2]) + b"\n"
+    form, key, *rest = path.read_bytes().split()
+    wanted = rest[0].decode(errors="replace") if rest else ""
+    return form + b" " + key + b"\n", wanted if PLAIN.fullmatch(wanted) else ""
 
 
 def read_answer(path: Path) -> Answer:

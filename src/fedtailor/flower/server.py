@@ -40,7 +40,7 @@ from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
 from .certificates import ending
-from .control import control_client, new_token
+from .control import control_client, keep_token
 from .deployment import Deployment
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
@@ -61,7 +61,7 @@ class Coordinator:
         self.deployment, self.over = deployment, until_signal()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
-        new_token(deployment.token)
+        keep_token(deployment.token)
         words = [
             *(with_port(listen, config.port), str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
             *("--host", "127.0.0.1", "--port", str(config.control)),
@@ -91,7 +91,7 @@ class Coordinator:
             try:
                 self.admit(self.deployment.sites())
                 break
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:  # also of one that is about to end, and has another token
                 if time.monotonic() > ends or self.over.wait(pause.next()):
                     raise UserError(f"{self.superlink.last_words()}: {error}") from error
         for told in ending(self.deployment.folder):
@@ -117,7 +117,7 @@ class Coordinator:
             return
         try:
             self.admit(keys)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             log.warning("who may come in has changed, but Flower does not answer (%s); trying again", error)
             return
         for told, names in (("may come in", keys.keys() - before), ("no longer", before.keys() - keys)):
