@@ -44,7 +44,7 @@ def deployment(tmp_path: Path, superlink: Any) -> Iterator[Deployment]:
     init(tmp_path / "fed", 1, ["127.0.0.1"], port, control)
     made = Deployment(tmp_path / "fed")
     keep_token(made.token)
-    gate = Gate(superlink, control, 10**6, made.sites, read_token(made.token))
+    gate = Gate(superlink, 10**6, made.sites, read_token(made.token))
     server = Server(gate, listen(f"127.0.0.1:{port}"), *(str(made.folder / f"server.{end}") for end in ("key", "pem")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listen(f"127.0.0.1:{control}")]})
     thread.start()

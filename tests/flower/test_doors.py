@@ -43,7 +43,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name, value in {"LOOK": 0.05, "STRANGERS": 6, "EACH": 4}.items():
         monkeypatch.setattr(doors, name, value)
     outside, control = listen("127.0.0.1:0"), listen("127.0.0.1:0")
-    gate = Gate(app, control.getsockname()[1], 10**6, lambda: KEYS, TOKEN)
+    gate = Gate(app, 10**6, lambda: KEYS, TOKEN)
     server = Server(gate, outside, str(folder / "server" / "server.key"), str(folder / "server" / "server.pem"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [control]})
     thread.start()

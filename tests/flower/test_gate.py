@@ -53,9 +53,9 @@ class Asked:
         given = signed(SITE) if heads is None else heads
         headers = [(name.encode(), value.encode()) for name, value in given.items()]
         headers += [] if said is None else [(b"content-length", str(said).encode())]
-        state = {"known": self.count}
+        state = {"known": self.count} if port == PUBLIC else {}  # as doors.py does
         scope = {"type": "http", "path": path, "server": ("127.0.0.1", port), "headers": headers, "state": state}
-        asyncio.run(Gate(self.app, CONTROL, limit, lambda: KEYS, TOKEN)(scope, self.receive, self.send))
+        asyncio.run(Gate(self.app, limit, lambda: KEYS, TOKEN)(scope, self.receive, self.send))
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         more = True

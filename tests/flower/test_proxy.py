@@ -79,7 +79,7 @@ def test_a_site_reaches_its_server_through_a_proxy(tmp_path: Path, proxy: type[P
     outside, control = listen("127.0.0.1:0"), listen("127.0.0.1:0")
     proxy.to = outside.getsockname()
     folder = tmp_path / "fed" / "server"
-    gate = Gate(app, control.getsockname()[1], 10**6, lambda: KEYS, "")
+    gate = Gate(app, 10**6, lambda: KEYS, "")
     server = Server(gate, outside, str(folder / "server.key"), str(folder / "server.pem"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [control]})
     thread.start()

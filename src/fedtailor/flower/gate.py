@@ -25,22 +25,23 @@ from .pieces import PIECE
 FLEET, PUSH, RUNTIME = "/v1/fleet/", "/v1/fleet/push-messages", "/v1/runtime/"
 REQUEST = PIECE + (1 << 20)  # bytes: a piece of a message and what is around it
 BODY = 120.0  # seconds that a site may take to send a request's body
+KNOWN = "known"  # in a connection's state, if from outside: what to call once a key is seen that may come in
 Keys = Callable[[], Mapping[str, bytes]]  # who may come in
 
 
 class Gate:
-    def __init__(self, app: Any, control_port: int, limit: int, keys: Keys, token: str) -> None:
-        self.app, self.control_port, self.keys = app, control_port, keys
+    def __init__(self, app: Any, limit: int, keys: Keys, token: str) -> None:
+        self.app, self.keys = app, keys
         self.pieces = 8 + limit // PIECE  # some hold the message, some only name others
         self.authorization = f"Bearer {token}".encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["server"][1] == self.control_port:
-            await (refusal(401) if self.is_stranger(scope) else self.app)(scope, receive, send)
-        else:
+        elif KNOWN in scope["state"]:
             await self.from_outside(scope, receive, send)
+        else:
+            await (refusal(401) if self.is_stranger(scope) else self.app)(scope, receive, send)
 
     def is_stranger(self, scope: dict[str, Any]) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -68,9 +69,6 @@ class Gate:
         except TimeoutError:
             return refusal(408), receive
         return refusal(413) if path == PUSH and too_many(body, self.pieces) else self.app, again
-
-
-KNOWN = "known"  # in a connection's state: what to call once a key is seen that may come in
 
 
 def refusal(status: int) -> Response:

@@ -109,7 +109,7 @@ def check_name(name: str) -> str:
 
 
 def key_line(path: Path) -> tuple[bytes, str]:
-    """A public key as it is kept: checked, one line, without what else may be in that file; and the name in it, if any."""
+    """A public key as it is kept: checked, in one line, and nothing else; and the name that it has in the file."""
     if b"PRIVATE" in need_file(path, "give the client.pub that fedtailor flower join made at the site").read_bytes():
         raise UserError(f"{path} is a private key, which should never leave its site; ask for client.pub")
     read_key(path)

@@ -42,6 +42,7 @@ from ..simulation.loop import RoundRecord
 from .certificates import ending
 from .control import control_client, keep_token
 from .deployment import Deployment
+from .init import DeploymentConfig
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
 from .sites import server_experiment
@@ -63,7 +64,7 @@ class Coordinator:
         write_atomic(flwr / "secret", secret.encode(), private=True)
         keep_token(deployment.token)
         words = [
-            *(with_port(listen, config.port), str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
+            *(where_to_listen(listen, config), str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
             *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),
@@ -203,9 +204,12 @@ class RoundLog(Callback):
         log.info("%s", told)
 
 
-def with_port(listen: str, port: int) -> str:
-    """Where to listen: at the federation's port, unless the address has one of its own."""
-    return listen if re.fullmatch(r"(\[.*\]|[^:]*):\d+", listen) else f"{listen}:{port}"
+def where_to_listen(listen: str, config: DeploymentConfig) -> str:
+    """At the federation's port, unless the address has one of its own."""
+    where = listen if re.fullmatch(r"(\[.*\]|[^:]*):\d+", listen) else f"{listen}:{config.port}"
+    if where.endswith(f":{config.control}"):
+        raise UserError(f"--listen {listen}: {config.control} is the control port, for this machine alone")
+    return where
 
 
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     config = _parse_superlink_lifespan_config()
     control, outside = listen(f"{config.host}:{config.port}"), listen(public)
     app = create_app(config, SuperLinkLifespan)
-    gate = Gate(app, config.port, int(limit), SiteKeys(Path(keys)), Path(token).read_text())
+    gate = Gate(app, int(limit), SiteKeys(Path(keys)), Path(token).read_text())
     Server(gate, outside, str(config.ssl_keyfile), str(config.ssl_certfile)).run(sockets=[control])
 
 
