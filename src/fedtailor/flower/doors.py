@@ -21,11 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .gate import KNOWN
 
 MOST = 800  # connections at the sites' port, known ones too: a process may have 1024 files open
-STRANGERS, EACH = 100, 20  # of these at a time: strangers, and strangers from one address
+STRANGERS, EACH = 200, 50  # of these at a time: strangers, and strangers from one address
 HANDSHAKE = 10.0  # seconds
 HEAD = 15.0  # seconds until a request's head is there, from when the connection is, or from the reply before
 LOOK = 10.0  # seconds between two looks at the certificate
-END = 5  # seconds that requests may still take when the server is to end
+END = 2  # seconds that requests may still take when the server is to end
 
 log = logging.getLogger("uvicorn.error")
 
