@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-from deployed import free_ports, until
+from deployed import free_ports
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from gated import gated
 
 from fedtailor.base.errors import UserError
 from fedtailor.flower.control import control_client, keep_token, read_token
 from fedtailor.flower.deployment import Deployment
-from fedtailor.flower.doors import Server
-from fedtailor.flower.gate import RUNTIME, Gate
+from fedtailor.flower.gate import RUNTIME
 from fedtailor.flower.init import init
 from fedtailor.flower.status import collect
-from fedtailor.flower.superlink import listen
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +42,8 @@ def deployment(tmp_path: Path, superlink: Any) -> Iterator[Deployment]:
     init(tmp_path / "fed", 1, ["127.0.0.1"], port, control)
     made = Deployment(tmp_path / "fed")
     keep_token(made.token)
-    gate = Gate(superlink, 10**6, made.sites, read_token(made.token))
-    server = Server(gate, listen(f"127.0.0.1:{port}"), *(str(made.folder / f"server.{end}") for end in ("key", "pem")))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listen(f"127.0.0.1:{control}")]})
-    thread.start()
-    until(lambda: server.own or not thread.is_alive())
-    yield made
-    server.should_exit = True
-    thread.join()
+    with gated(superlink, made.root, made.sites, read_token(made.token), port, control):
+        yield made
 
 
 @pytest.mark.filterwarnings("default")

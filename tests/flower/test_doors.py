@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 from cryptography import x509
 from deployed import until
+from gated import gated
 from test_gate import KEYS, SITE, STRANGER, TOKEN, signed
 
 from fedtailor.flower import doors
 from fedtailor.flower.doors import Server
-from fedtailor.flower.gate import Gate
 from fedtailor.flower.init import init, renew
-from fedtailor.flower.superlink import listen
 
 PATH = "/v1/fleet/pull-messages"
 
@@ -42,15 +40,8 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """In a thread of its own."""
     for name, value in {"LOOK": 0.05, "STRANGERS": 6, "EACH": 4}.items():
         monkeypatch.setattr(doors, name, value)
-    outside, control = listen("127.0.0.1:0"), listen("127.0.0.1:0")
-    gate = Gate(app, 10**6, lambda: KEYS, TOKEN)
-    server = Server(gate, outside, str(folder / "server" / "server.key"), str(folder / "server" / "server.pem"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [control]})
-    thread.start()
-    until(lambda: server.own or not thread.is_alive())
-    yield server
-    server.should_exit = True
-    thread.join()
+    with gated(app, folder, lambda: KEYS, TOKEN) as server:
+        yield server
 
 
 def plain(server: Server) -> socket.socket:

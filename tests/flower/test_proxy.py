@@ -11,16 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from deployed import until
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from gated import gated
 from test_gate import KEYS, SITE
 
-from fedtailor.flower.doors import Server
-from fedtailor.flower.gate import Gate
 from fedtailor.flower.init import init
-from fedtailor.flower.superlink import listen
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -76,23 +73,16 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 def test_a_site_reaches_its_server_through_a_proxy(tmp_path: Path, proxy: type[Proxy]) -> None:
     """At port 443 of a name that only the proxy can resolve. TLS is from end to end: the proxy sees no head."""
     init(tmp_path / "fed", 0, ["fed.example.org"], port=443)
-    outside, control = listen("127.0.0.1:0"), listen("127.0.0.1:0")
-    proxy.to = outside.getsockname()
-    folder = tmp_path / "fed" / "server"
-    gate = Gate(app, 10**6, lambda: KEYS, "")
-    server = Server(gate, outside, str(folder / "server.key"), str(folder / "server.pem"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [control]})
-    thread.start()
-    until(lambda: server.own or not thread.is_alive())
-    try:
-        ca, signing = (folder / "ca.pem").read_bytes(), NodeAuthHttpInterceptor(SITE, SITE.public_key())
+    ca, signing = (
+        (tmp_path / "fed" / "server" / "ca.pem").read_bytes(),
+        NodeAuthHttpInterceptor(SITE, SITE.public_key()),
+    )
+    with gated(app, tmp_path / "fed", lambda: KEYS, "") as server:
+        proxy.to = server.public.getsockname()
         with FleetHttpClient.from_server_address("fed.example.org:443", False, ca, [signing]) as client:
             assert client.ActivateNode(ActivateNodeRequest(public_key=KEYS["client-0"])).node_id == 7
-        assert proxy.asked == ["fed.example.org:443"]
-        assert not any(b"flwr-public-key" in data or b"v1/fleet" in data for data in proxy.passed)
-    finally:
-        server.should_exit = True
-        thread.join()
+    assert proxy.asked == ["fed.example.org:443"]
+    assert not any(b"flwr-public-key" in data or b"v1/fleet" in data for data in proxy.passed)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import ssl
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -70,6 +69,7 @@ class Server(uvicorn.Server):
     """`run(sockets=[control])`: uvicorn's own way there, and this one at the sites' port."""
 
     def __init__(self, app: Any, public: socket, key: str, certificate: str) -> None:
+        """On asyncio: uvloop's TLS goes on reading from a connection that is to be closed."""
         quiet: Any = {"access_log": False, "log_level": "warning", "server_header": False, "ws": "none"}
         files: Any = {"ssl_keyfile": key, "ssl_certfile": certificate}
         super().__init__(uvicorn.Config(app, loop="asyncio", timeout_graceful_shutdown=END, **quiet, **files))
@@ -122,12 +122,11 @@ class Server(uvicorn.Server):
             stranger = False
 
         state = {**self.lifespan.state, KNOWN: known}
-        make = partial(Conversation, config=self.config, server_state=self.server_state, app_state=state)
+        conversation = Conversation(config=self.config, server_state=self.server_state, app_state=state)
         loop = asyncio.get_running_loop()
         try:
-            _, conversation = await loop.connect_accepted_socket(
-                make, connection, ssl=self.config.ssl, ssl_handshake_timeout=HANDSHAKE
-            )
+            times = {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": HANDSHAKE}
+            await loop.connect_accepted_socket(lambda: conversation, connection, ssl=self.config.ssl, **times)
             await conversation.over
         except OSError as error:  # of TLS, too
             log.debug("%s did not come in: %s", host, error)
