@@ -27,6 +27,7 @@ PARTS = {
     "start": Part("start", "what a command, an import, the first round and the default run take"),
     "warm": Part("warm", "a client that stays against one started for each message", flower=True),
     "secure": Part("secure", "a round with secure sums against one whose replies the server sees"),
+    "doors": Part("doors", "strangers who connect to a server and stall: what it holds, for how long", flower=True),
     "faults": Part("faults", "bad settings, files and disks: what came of each"),
     "compile": Part("compiled", "torch.compile, bf16 and ONNX Runtime on the towers, against ours"),
 }

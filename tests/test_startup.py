@@ -131,6 +131,11 @@ def test_federations_are_looked_after_without_torch(start: Start, tmp_path: Path
     folder = tmp_path / "federation"
     assert start("flower", "init", folder, "--clients", 1, "--host", "localhost")[:2] == (0, set())
     assert start("flower", "add", folder)[:2] == (0, set())
+    site = tmp_path / "site"
+    assert start("flower", "join", "--home", site)[:2] == (0, set())
+    assert start("flower", "add", folder, "--key", site / "client.pub", "--name", "north")[:2] == (0, set())
+    assert start("flower", "join", "--home", site, "--answer", folder / "clients" / "north.toml")[:2] == (0, set())
+    assert start("flower", "remove", folder, "north")[:2] == (0, set())
     assert start("flower", "renew", folder)[:2] == (0, set())
     assert start("flower", "app", tmp_path / "app")[:2] == (0, set())
     stopped = start("flower", "stop", folder)

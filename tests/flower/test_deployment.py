@@ -19,8 +19,9 @@ from fedtailor.cli.arguments import run_of
 from fedtailor.flower.app import reply
 from fedtailor.flower.client import SiteFolder, find_policy, run_client
 from fedtailor.flower.deployment import Deployment
-from fedtailor.flower.init import add_client, init
+from fedtailor.flower.init import DeploymentConfig, add_client, init
 from fedtailor.flower.messages import GridTransport
+from fedtailor.flower.server import where_to_listen
 from fedtailor.flower.status import collect, state_of
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.remote.policy import SitePolicy
@@ -98,6 +99,24 @@ def test_going_on(deployment: Deployment) -> None:
     add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
         deployment.resume("mine", [])
+
+
+@pytest.mark.parametrize(
+    ("listen", "where"),
+    [
+        ("0.0.0.0", "0.0.0.0:9092"),
+        ("0.0.0.0:443", "0.0.0.0:443"),
+        ("::", ":::9092"),
+        ("[::]", "[::]:9092"),
+        ("[::]:443", "[::]:443"),
+        ("2001:db8::7", "2001:db8::7:9092"),
+    ],
+)
+def test_where_to_listen(listen: str, where: str) -> None:
+    config = DeploymentConfig(hosts=("fed",), port=9092, control=9093, clients=0)
+    assert where_to_listen(listen, config) == where
+    with pytest.raises(UserError, match="9093 is the control port, for this machine alone"):
+        where_to_listen("192.0.2.7:9093", config)
 
 
 def test_one_server_a_folder(deployment: Deployment) -> None:

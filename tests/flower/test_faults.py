@@ -230,4 +230,6 @@ def test_nothing_goes_in_plain_text_and_only_letters_from_outside(there: Deploye
     for path in ("/v1/control/start-run", "/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/health"):
         assert ask(outside, path) == 404
     assert ask(outside, "/v1/fleet/activate-node") == 401  # nobody's key
-    assert ask(inside, "/v1/control/list-runs") == 200
+    assert ask(inside, "/v1/control/list-runs") == 401  # without the token, which the account of the server can read
+    assert (there.home / "server" / "flwr" / "token").stat().st_mode & 0o777 == 0o600
+    assert there.status()["server"] == "up"

@@ -231,8 +231,8 @@ def test_flower_builds_the_app(folder: Path, tmp_path: Path) -> None:
 
 
 UNITS = {
-    "server/fedtailor-server.service": "flower server /srv/fedtailor --listen 0.0.0.0",
-    "clients/client-1/fedtailor-client.service": "flower client --home /etc/fedtailor --data /srv/pictures",
+    "server/fedtailor-server.service": "flower server /var/lib/fedtailor-server --listen 0.0.0.0",
+    "clients/client-1/fedtailor-client.service": "flower client --home /var/lib/fedtailor --data /srv/pictures",
 }
 
 
@@ -245,7 +245,11 @@ def test_units(made: Path, name: str, command: str) -> None:
     assert service["ExecStart"] == f"/opt/fedtailor/bin/fedtailor {command}"
     assert (service["Restart"], service["RestartSec"]) == ("always", "5")
     assert (service["NoNewPrivileges"], service["ProtectSystem"]) == ("yes", "strict")
-    assert service["Environment"].partition("CACHE=")[2].startswith(service["ReadWritePaths"])
+    state = f"/var/lib/{service['StateDirectory']}"
+    assert state in command.split()
+    assert service["Environment"].partition("CACHE=")[2].startswith(state)
+    assert service["StateDirectoryMode"] == "0700"
+    assert service["CapabilityBoundingSet"] == ""
     assert unit["Install"]["WantedBy"] == "multi-user.target"
 
 
@@ -265,13 +269,23 @@ def test_compose(made: Path) -> None:
     client = yaml.safe_load((made / "clients" / "client-2" / "compose.yaml").read_text())["services"]["client"]
     assert server["ports"] == ["9192:9192"]
     assert "ports" not in client
-    assert [volume for volume in server["volumes"] if not volume.endswith(":ro")] == [".:/srv/fedtailor/server"]
-    assert [volume for volume in client["volumes"] if not volume.endswith(":ro")] == [".:/etc/fedtailor"]
+    assert [volume for volume in server["volumes"] if not volume.endswith(":ro")] == [
+        ".:/var/lib/fedtailor-server/server"
+    ]
+    assert [volume for volume in client["volumes"] if not volume.endswith(":ro")] == [".:/var/lib/fedtailor"]
     assert " ".join(server["command"]) == "fedtailor " + UNITS["server/fedtailor-server.service"]
     assert " ".join(client["command"]) == "fedtailor " + UNITS["clients/client-1/fedtailor-client.service"]
     for service in (server, client):
         assert (service["read_only"], service["restart"], service["cap_drop"]) == (True, "always", ["ALL"])
         assert f'"fedtailor[flower]=={__version__}"' in service["build"]["dockerfile_inline"]
+
+
+def test_a_port_for_which_one_needs_to_be_root(tmp_path: Path) -> None:
+    """443, say: the unit grants that and no more."""
+    init(tmp_path / "fed", 1, HOSTS, port=443)
+    unit = (tmp_path / "fed" / "server" / "fedtailor-server.service").read_text()
+    assert "\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\nAmbientCapabilities=CAP_NET_BIND_SERVICE\n" in unit
+    assert read(tmp_path / "fed").address == "fed.example.org:443"
 
 
 def test_pages(made: Path) -> None:
@@ -303,7 +317,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no clients": ({"clients": 0}, r"clients: .* greater than or equal to 1, got 0"),
+    "fewer than none": ({"clients": -1}, r"clients: .* greater than or equal to 0, got -1"),
     "no host": ({"hosts": []}, "no host; .*--host"),
     "one string": ({"hosts": "fed.example.org"}, "hosts: .*got 'fed.example.org'"),
     "port": ({"port": 70000}, r"port: .* less than or equal to 65535, got 70000"),

@@ -10,11 +10,11 @@ from rich.logging import RichHandler
 from ..base.errors import UserError
 from ..base.terminal import Terminal
 from .arguments import ANY_OPTION, Json, Quiet, Words, run_of
+from .joining import Folder, add, join, remove, renew
 from .output import display, emit, print_result, say, waiting
 from .stopping import command
 
 flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]
 
 
 def logging_on() -> None:
@@ -27,7 +27,7 @@ def logging_on() -> None:
 @flower_app.command("init")
 def init_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new folder")],
-    clients: Annotated[int, typer.Option(help="how many sites")],
+    clients: Annotated[int, typer.Option(help="how many sites to make keys for; 0: each makes its own (join, add)")],
     host: Annotated[list[str], typer.Option(help="a name or address that sites reach the server by; may be repeated")],
     port: Annotated[int, typer.Option(help="where sites come in")] = 9092,
     control: Annotated[int, typer.Option(help="for commands, on the server's machine only")] = 9093,
@@ -39,22 +39,8 @@ def init_command(
     say(f"made {folder}; {folder / 'README.md'} says what goes where")
 
 
-@flower_app.command()
-def add(folder: Folder) -> None:
-    """Make one more site's folder."""
-    from ..flower.init import add_client
-
-    number = add_client(folder)
-    say(f"made {folder / 'clients' / f'client-{number}'}; restart the server to let it in")
-
-
-@flower_app.command()
-def renew(folder: Folder) -> None:
-    """Make a new certificate for the server."""
-    from ..flower.init import renew as make_anew
-
-    make_anew(folder)
-    say(f"made {folder / 'server' / 'server.pem'}; restart the server to use it")
+for verb in (join, add, remove, renew):
+    flower_app.command()(verb)
 
 
 @flower_app.command("app")
@@ -69,7 +55,9 @@ def app_command(folder: Annotated[Path, typer.Argument(metavar="DIR", help="a ne
 @flower_app.command()
 def server(
     folder: Folder,
-    listen: Annotated[str, typer.Option(help="the address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
+    listen: Annotated[
+        str, typer.Option(help="where to listen: 0.0.0.0 is all of this machine; with :PORT if not at the federation's")
+    ] = "127.0.0.1",
     limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
 ) -> None:
     """Be the federation's server until stopped. Unfinished runs go on."""

@@ -23,6 +23,7 @@ from ..settings.run import Run
 from . import pki
 from .init import POLICY, need_file
 from .messages import client_app
+from .own_pictures import look_over
 from .process import ManagedProcess, until_signal
 from .sites import site_session
 from .worker import Runtime, serve
@@ -46,7 +47,9 @@ class SiteFolder:
         """From the site's own folder, or from the deployment's and the site's number."""
         if client is not None and not (folder / "site.toml").is_file():
             folder = folder / "clients" / f"client-{client}"
-        hint = "give the site's folder with --home, or the federation's and --client N"
+        hint = (
+            "give the site's folder with --home, as fedtailor flower join made it, or the federation's and --client N"
+        )
         try:
             facts = tomllib.loads(need_file(folder / "site.toml", hint).read_text())
             home = cls(folder.absolute(), str(facts["server"]), int(facts["client"]))
@@ -85,6 +88,7 @@ def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = ""
         raise UserError(f"there are no images at {path}; give this site's folder with --data")
     allowed = find_policy(home.folder, policy)
     site = open_site(home.folder, allowed, data, backbone, device, server=home.known_as)
+    look_over(data, home.folder / "state")
     most = allowed.megabytes_in * 1e6
     serve_site(home, client_app(lambda kind, data, context: site.handle(data), most), most)
 

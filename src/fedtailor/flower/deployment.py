@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tomli_w
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.keys import flat
 from ..settings.keys import parse
 from . import init
+from .site_keys import SiteKeys
 
 if TYPE_CHECKING:
     from ..settings.run import Run  # with torch, which who only looks or stops can do without
@@ -40,17 +39,9 @@ class Deployment:
         for made in (self.queue, self.runs, self.flwr):
             made.mkdir(exist_ok=True)
         self.control = f"127.0.0.1:{self.config.control}"
+        self.token = self.flwr / "token"  # opens the control port
         self.certificate = (self.folder / "ca.pem").read_bytes()
-
-    def sites(self) -> dict[str, bytes]:
-        """Every site's public key. No other is let in."""
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-        paths = sorted((self.folder / "keys").glob("client-*.pub"), key=lambda path: int(path.stem.split("-")[1]))
-        if not paths:
-            raise UserError(f"there are no sites' keys in {self.folder / 'keys'}; fedtailor flower add makes a site")
-        keys = {path.stem: load_ssh_public_key(path.read_bytes()) for path in paths}
-        return {name: public_key_to_bytes(key) for name, key in keys.items() if isinstance(key, EllipticCurvePublicKey)}
+        self.sites = SiteKeys(self.folder / "keys")  # no other is let in
 
     def waiting(self) -> list[str]:
         """The runs to be carried out, in the order in which they were asked for."""
@@ -86,6 +77,8 @@ class Deployment:
         given = [word.partition("=")[0] for word in words]
         if "clients" in given or "engine" in given:
             raise UserError("clients and engine are the federation's: every site is a client, reached over Flower")
+        if not self.sites():
+            raise UserError("no site may come in yet; let one in with fedtailor flower add")
         defaults = [] if "fraction" in given else ["fraction=1.0"]
         run = run_of([*words, f"clients={len(self.sites())}", "engine=flower", *defaults])
         if not run.method.value.trains:

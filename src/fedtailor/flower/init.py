@@ -8,7 +8,7 @@ app/              the Flower app, which only names fedtailor.flower.app
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -39,7 +39,7 @@ class DeploymentConfig(BaseModel):  # federation.toml
     hosts: tuple[str, ...]  # the sites use the first
     port: Port  # where the sites come in
     control: Port  # where runs are started and stopped, on the server's machine only
-    clients: int = Field(ge=1)  # how many numbers were given out; none is given twice
+    clients: int = Field(ge=0)  # how many numbers were given out; none is given twice
     keys: dict[str, str] = {}  # site → fingerprint
 
     @model_validator(mode="after")
@@ -51,6 +51,12 @@ class DeploymentConfig(BaseModel):  # federation.toml
         if self.control == self.port:
             raise UserError(f"the sites' port and the control port are both {self.port}; choose two")
         return self
+
+    @property
+    def words(self) -> dict[str, object]:
+        """For what is handed out."""
+        capabilities = "CAP_NET_BIND_SERVICE" if self.port < 1024 else ""  # else systemd grants nothing
+        return {**self.model_dump(), "address": self.address, "capabilities": capabilities}
 
     @property
     def address(self) -> str:
@@ -72,7 +78,7 @@ def init(folder: Path, clients: int, hosts: Sequence[str], port: int = 9092, con
     put(folder / "ca" / "ca.key", pki.private_bytes(ca.key), private=True)
     put(folder / "server" / "ca.pem", ca.pem)
     certify(folder, ca, config)
-    fill(folder, TEMPLATES / "deployment", config)
+    fill(folder, TEMPLATES / "deployment", config.words)
     write_app(folder / "app")
     keys = {f"client-{k}": make_site(folder, config, k) for k in range(clients)}
     save(folder, config.model_copy(update={"keys": keys}))
@@ -126,25 +132,37 @@ def make_site(folder: Path, config: DeploymentConfig, number: int) -> str:
     home = folder / "clients" / f"client-{number}"
     if home.exists():
         raise UserError(f"{home} exists, but federation.toml knows no client {number}; take it away first")
-    key = generate_private_key(SECP384R1())  # the curve that Flower itself makes keys on
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" client-{number}\n".encode()
-    put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
-    put(home / "client.pub", public)
-    put(home / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
-    put(home / "site.toml", tomli_w.dumps({"server": config.address, "client": number}).encode())
-    fill(home, TEMPLATES / "client", config, number=number)
+    public = make_key(home, f"client-{number}")
+    furnish(home, config.address, number, (folder / "server" / "ca.pem").read_bytes())
     put(folder / "server" / "keys" / f"client-{number}.pub", public)
     return pki.fingerprint(public)
 
 
-def fill(folder: Path, template: Traversable, config: DeploymentConfig, **more: object) -> None:
-    """Copy a folder of templates, with the deployment's own values in place of $names."""
-    values = {**config.model_dump(), "address": config.address, **more}
+def make_key(home: Path, name: str) -> bytes:
+    """A new key of a site, in its folder; returns the public half."""
+    key = generate_private_key(SECP384R1())  # the curve that Flower itself makes keys on
+    public = (
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}".rstrip().encode() + b"\n"
+    )
+    put(home / "client.key", pki.private_bytes(key, PrivateFormat.OpenSSH), private=True)
+    put(home / "client.pub", public)
+    return public
+
+
+def furnish(home: Path, server: str, number: int, ca: bytes) -> None:
+    """All that a site needs beside its key. What is the site's own to change stays as it is."""
+    put(home / "ca.pem", ca)
+    put(home / "site.toml", tomli_w.dumps({"server": server, "client": number}).encode())
+    fill(home, TEMPLATES / "client", {"version": __version__, "address": server, "number": number}, keep=True)
+
+
+def fill(folder: Path, template: Traversable, values: Mapping[str, object], keep: bool = False) -> None:
+    """Copy a folder of templates, with these values in place of $names; `keep` those files that are there."""
     for item in template.iterdir():
         path = folder / item.name.removesuffix(".template")
         if item.is_dir():
-            fill(path, item, config, **more)
-        else:
+            fill(path, item, values, keep)
+        elif not (keep and path.exists()):
             put(path, Template(item.read_text("utf-8")).substitute(values).encode())
 
 

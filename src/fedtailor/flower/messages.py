@@ -16,11 +16,11 @@ from ..base.errors import UserError
 from ..remote.client import Order
 from ..remote.engine import Received
 from ..remote.refusal import Refused
+from .pieces import PIECE
 
 log = logging.getLogger("fedtailor.flower")
 KINDS = ("query.who", "query.invite", "train.keys", "train.shares", "train.pass", "train.open", "evaluate.test")
 DATA = "data"
-PIECE = 4 << 20  # bytes of a message that are sent at once
 TTL = 86400.0  # seconds
 GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}
 FOR_GOOD = {Code.CLIENT_APP_RAISED_EXCEPTION, Code.LOAD_CLIENT_APP_EXCEPTION}  # asked again, it would be the same

@@ -6,6 +6,7 @@ the attempt before: a SuperLink that broke, a process that was killed, a machine
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 import warnings
@@ -38,11 +39,13 @@ from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
+from .certificates import ending
+from .control import control_client, keep_token
 from .deployment import Deployment
+from .init import DeploymentConfig
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
 from .sites import server_experiment
-from .status import control_client
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
@@ -59,8 +62,9 @@ class Coordinator:
         self.deployment, self.over = deployment, until_signal()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
+        keep_token(deployment.token)
         words = [
-            *(f"{listen}:{config.port}", str(limit_mb * 1_000_000)),
+            *(where_to_listen(listen, config), str(limit_mb * 1_000_000), str(folder / "keys"), str(deployment.token)),
             *("--host", "127.0.0.1", "--port", str(config.control)),
             *("--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")),
             *("--ssl-ca-certfile", str(folder / "ca.pem"), "--enable-supernode-auth"),
@@ -69,33 +73,57 @@ class Coordinator:
         ]
         self.superlink = ManagedProcess("fedtailor.flower.superlink", words, folder / "log" / "superlink.log", flwr)
         self.control = control_client(deployment)
+        self.admitted: dict[str, bytes] = {}
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
         with self.superlink:
             self.admit_sites()
             while not self.over.is_set():
+                self.admit_changes()
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
 
     def admit_sites(self) -> None:
-        """Let in the sites whose keys are here, and no others."""
-        keys, ends, pause = self.deployment.sites(), time.monotonic() + UP, Backoff(*PAUSE)
+        """Let in the sites whose keys are here, and no others, once Flower is there."""
+        ends, pause = time.monotonic() + UP, Backoff(*PAUSE)
         while True:
             try:
-                there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
+                self.admit(self.deployment.sites())
                 break
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:  # also of one that is about to end, and has another token
                 if time.monotonic() > ends or self.over.wait(pause.next()):
                     raise UserError(f"{self.superlink.last_words()}: {error}") from error
+        for told in ending(self.deployment.folder):
+            log.warning("%s", told)
+        log.info("ready: %d sites may come in at port %d", len(self.admitted), self.deployment.config.port)
+
+    def admit(self, keys: dict[str, bytes]) -> None:
+        there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
         known = {key for key, node in there.items() if node.status != "unregistered"}
         for name, key in keys.items():
             if key not in known:
-                self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                try:
+                    self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                except httpx.HTTPStatusError as error:
+                    log.error("%s cannot come in: Flower refuses a key that it has had before (%s)", name, error)
         for key in known - set(keys.values()):
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
-        log.info("ready: %d sites may come in at port %d", len(keys), self.deployment.config.port)
+        self.admitted = keys
+
+    def admit_changes(self) -> None:
+        """Sites whose keys have come or gone since. The gate has looked for itself (gate.py)."""
+        if (keys := self.deployment.sites()) == (before := self.admitted):
+            return
+        try:
+            self.admit(keys)
+        except httpx.HTTPError as error:
+            log.warning("who may come in has changed, but Flower does not answer (%s); trying again", error)
+            return
+        for told, names in (("may come in", keys.keys() - before), ("no longer", before.keys() - keys)):
+            if names:
+                log.info("%s: %s", told, ", ".join(sorted(names)))
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
@@ -158,6 +186,7 @@ class Coordinator:
             yield grid
 
     def wait(self, name: str, seconds: float) -> None:
+        self.admit_changes()
         if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
 
@@ -173,6 +202,14 @@ class RoundLog(Callback):
         if record.dropped:
             told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
         log.info("%s", told)
+
+
+def where_to_listen(listen: str, config: DeploymentConfig) -> str:
+    """At the federation's port, unless the address has one of its own."""
+    where = listen if re.fullmatch(r"(\[.*\]|[^:]*):\d+", listen) else f"{listen}:{config.port}"
+    if where.endswith(f":{config.control}"):
+        raise UserError(f"--listen {listen}: {config.control} is the control port, for this machine alone")
+    return where
 
 
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache, partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ START = 300.0  # seconds that Ray may take to start
 def make_engine(experiment: Experiment, clients: Mapping[int, ClientState] | None, folder: Path | None) -> RemoteEngine:
     """The engine of a run; clients keep their states in its folder, or in one that is gone with the run."""
     need("ray")
+    check_loopback()
     return RemoteEngine(experiment, clients, SimulatedTransport(experiment.run, folder), run_id(folder))
 
 
@@ -51,6 +53,18 @@ def reply(document: str, folder: Path, kind: str, data: Order, context: Context)
     """What a node does with a message, in whichever process Ray has put it."""
     who = int(context.node_config["partition-id"])
     return str(who).encode() if kind == "query.who" else client(document, folder, who).handle(data)
+
+
+def check_loopback() -> None:
+    """Ray reads its environment when it is imported, so one that is older than ours may listen anywhere."""
+    import ray
+
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if not ip_address(address).is_loopback:
+        raise UserError(
+            f"Ray listens on {address}, where others could reach it, since something had imported or started it before "
+            "fedtailor; import fedtailor.flower first"
+        )
 
 
 class SimulatedTransport(GridTransport):

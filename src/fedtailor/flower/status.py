@@ -6,10 +6,9 @@ from typing import Any
 
 import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..base.errors import Interrupted, UserError
 from ..base.files import is_locked
@@ -17,13 +16,9 @@ from ..base.polling import Backoff
 from ..base.terminal import Terminal
 from ..runs.callback import Callback
 from ..runs.result_file import read_result
+from .certificates import ending, ends_of
+from .control import control_client
 from .deployment import FAILURE, Deployment
-
-
-def control_client(deployment: Deployment) -> ControlHttpClient:
-    """Flower's control API, which can be reached on the server's machine only."""
-    interceptor = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    return ControlHttpClient.from_server_address(deployment.control, False, deployment.certificate, [interceptor])
 
 
 def rounds_of(deployment: Deployment, name: str) -> list[dict[str, Any]]:
@@ -68,12 +63,19 @@ def collect(deployment: Deployment) -> dict[str, Any]:
     sites, up = deployment.sites(), is_locked(deployment.folder)
     try:
         nodes = control_client(deployment).ListNodes(ListNodesRequest()).nodes_info
+    except httpx.HTTPStatusError as error:
+        raise UserError(
+            f"the server at {deployment.control} does not take the token of {deployment.root} "
+            f"({error.response.status_code}); it is another federation's, or a copy of this folder was started"
+        ) from error
     except httpx.HTTPError:
         nodes, up = (), False
     online = {node.public_key: node.status for node in nodes}
     return {
         "server": "up" if up else "down",
         "port": deployment.config.port,
+        "certificates": {kind: f"{end:%Y-%m-%d}" for kind, end in ends_of(deployment.folder).items()},
+        "warnings": ending(deployment.folder),
         "sites": [{"name": name, "state": online.get(key, "unknown")} for name, key in sites.items()],
         "runs": [describe_run(deployment, name) for name in sorted(deployment.run_names())],
     }
@@ -95,4 +97,5 @@ def render(found: dict[str, Any]) -> RenderableType:
     for run in found["runs"]:
         overall = "" if run["overall"] is None else f"{run['overall']:.2f}"
         runs.add_row(run["name"], run["failure"] or run["state"], str(run["rounds"]), overall, str(run["dropped"]))
-    return Group(sites, runs) if found["runs"] else sites
+    told = [Text(sentence, style="yellow") for sentence in found["warnings"]]
+    return Group(sites, *([runs] if found["runs"] else []), *told)
