@@ -50,7 +50,15 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invitation(**more: Any) -> Invitation:
-    rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "paper": AS_CLIP, "groups": {}}
+    rest = {
+        "settings": "",
+        "weights": "",
+        "classes": ("a",),
+        "template": "{}",
+        "paper": AS_CLIP,
+        "groups": {},
+        "name": "",
+    }
     return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 

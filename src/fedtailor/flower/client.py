@@ -75,7 +75,7 @@ def open_site(
     def make_session(invitation: Invitation, run: Run) -> Session:
         return site_session(invitation, run, policy, data, backbone, device)
 
-    return RemoteClient(home / "state", make_session, policy, server)
+    return RemoteClient(home / "state", make_session, policy, server, home / "models")
 
 
 def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "", policy: Path | None = None) -> None:

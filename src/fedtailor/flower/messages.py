@@ -16,7 +16,7 @@ from ..remote.client import Order
 from ..remote.engine import Received
 from ..remote.refusal import Refused
 
-KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
+KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test", "query.model")
 DATA = "data"
 PIECE = 4 << 20  # bytes of a message that are sent at once
 TTL = 86400.0  # seconds

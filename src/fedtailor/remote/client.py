@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,12 @@ STATE = re.compile(r"state-(\d+)-\w+-\d+")
 DIGEST = 32  # bytes at the head of a state file: the hash of the rest
 MOST_STATES = 32  # of a run: a round needs a few, and another few with each attempt at it
 MOST_TOLD = 2000  # characters of why something was refused
+MODELS = {"zero_shot": "CLIP as it is", "global": "the shared model", "personal": "this site's own"}
 HEADING = {"run", "client", "request_id"}  # what a reply repeats of its request
+
+
+# Where to, what the server has for it, and its state at the end; returns how the model does on its own tests.
+SaveModel = Callable[[Path, Server, ClientState], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Session:
     tests: EvalSet  # its own
     truths: Indices | None  # of the pictures that a labeler labels, to measure pseudo-labels by; no pass can see them
     threads: int
+    save: SaveModel | None = None  # writes its model folder; None: a simulation's clients have none
+    name: str = ""  # of the run
 
     @cached_property
     def zero_shot(self) -> Score:
@@ -94,9 +101,11 @@ MakeSession = Callable[[messages.Invitation, Run], Session]  # a UserError from 
 
 
 class RemoteClient:
-    def __init__(self, folder: Path, make_session: MakeSession, policy: SitePolicy, server: str) -> None:
-        """`server`: whom it replies to, for the log."""
-        self.folder, self.make_session = folder, make_session
+    def __init__(
+        self, folder: Path, make_session: MakeSession, policy: SitePolicy, server: str, models: Path | None = None
+    ) -> None:
+        """`server`: whom it replies to, for the log. `models`: where models of finished runs go."""
+        self.folder, self.make_session, self.models = folder, make_session, models or folder / "models"
         self.permission = Permission(policy, Spending(folder / "spent.json"))
         self.audit = AuditLog(folder / "audit", server)
         self.sessions: dict[str, Session] = {}
@@ -153,14 +162,17 @@ class RemoteClient:
     def carry_out(self, order: messages.Message, tensors: messages.TensorGroups) -> Answer:
         if isinstance(order, messages.Invitation):
             return self.join(order)
-        if isinstance(order, messages.PassRequest | messages.EvaluateRequest):
+        if isinstance(order, messages.Request):
             session = self.session(order)
             self.permission.to_do(order, session.job)
             check_shared(session.job, tensors["params"])
             torch.set_num_threads(session.threads)
             if isinstance(order, messages.PassRequest):
                 return self.run_pass(order, session, tensors)
-            return self.evaluate(order, session, tensors)
+            if isinstance(order, messages.EvaluateRequest):
+                return self.evaluate(order, session, tensors)
+            if isinstance(order, messages.ModelRequest):
+                return self.keep_model(order, session, tensors)
         raise Refused("unreadable", f"a {order.kind} is not for clients")
 
     def join(self, invitation: messages.Invitation) -> Answer:
@@ -170,8 +182,8 @@ class RemoteClient:
         make_folder(folder)
         write_atomic(folder / INVITATION, messages.encode(invitation))
         samples, tests = len(session.data), len(session.tests.labels)
-        told = "run %s: ready, %d images to train on, %d to test, CLIP %s"
-        log.info(told, invitation.run[:8], samples, tests, invitation.weights[:12])
+        told = "%s: ready, %d images to train on, %d to test, CLIP %s"
+        log.info(told, session.name, samples, tests, invitation.weights[:12])
         return Answer(messages.Ready(samples=samples, tests=tests))
 
     def open_session(self, invitation: messages.Invitation) -> Session:
@@ -179,10 +191,11 @@ class RemoteClient:
             raise Refused("version", f"this client has fedtailor {__version__}, the server {theirs}")
         run = self.permission.to_join(invitation)
         try:
-            self.sessions = {invitation.run: self.make_session(invitation, run)}  # of one run at a time: it holds CLIP
+            session = replace(self.make_session(invitation, run), name=invitation.name or invitation.run[:8])
         except UserError as error:
             raise Refused(code_of(error, otherwise="settings"), str(error)) from error
-        return self.sessions[invitation.run]
+        self.sessions = {invitation.run: session}  # of one run at a time: it holds CLIP
+        return session
 
     def session(self, request: messages.Request) -> Session:
         session = self.sessions.get(request.run) or self.reopen_session(request.run)
@@ -212,7 +225,7 @@ class RemoteClient:
         states.write(replace(after, state_id=request.request_id))
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
-        log.info("run %s, round %d: %s, %.1f s", request.run[:8], request.round + 1, request.pass_name, took)
+        log.info("%s, round %d: %s, %.1f s", session.name, request.round + 1, request.pass_name, took)
         told = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
         message = messages.PassReply(**request.model_dump(include=HEADING) | told)
         return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job))
@@ -229,15 +242,64 @@ class RemoteClient:
         )
         return Answer(message)
 
+    def keep_model(self, request: messages.ModelRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
+        """What the run has come to, as a model folder of the site's own."""
+        if session.save is None:
+            raise Refused("beyond", "clients of a simulation keep no models")
+        params, cluster = tensors["params"], tensors["cluster"]
+        check_cluster(session.job, cluster)
+        if any(not torch.isfinite(value).all() for value in (*params.values(), *cluster.values())):
+            raise Refused("beyond", "the server sent a model with numbers that are none")
+        try:
+            client = StateFiles(self.folder / request.run).read(request.version, request.state_id)
+        except Refused as lost:
+            if not params:
+                raise Refused("failed", f"there is nothing to make a model of: {lost}") from None
+            log.warning("%s: %s; the model is what all share", session.name, lost)
+            client = ClientState()
+        make_folder(self.models)
+        to = self.models / f"{session.name}-{request.run[:8]}"
+        scores = session.save(to, server_of_one(session.job, params, cluster), client)
+        log.info("%s: finished; the model is in %s%s", session.name, to, in_words(scores))
+        return Answer(messages.ModelReply(**request.model_dump(include=HEADING)))
+
+
+def server_of_one(job: Job, params: Params, cluster: Params) -> Server:
+    """A server with what it has for a single client, number 0: what all share, and what its clusters have otherwise."""
+    copies: dict[str, Params] = {}
+    for name, value in cluster.items():
+        copies.setdefault(job.scopes[name].cluster, {})[name] = value
+    clusters = {clustering: {0: copy} for clustering, copy in copies.items()}
+    return Server(job.rounds, params, clusters, {clustering: {0: 0} for clustering in clusters})
+
+
+def in_words(scores: Mapping[str, Any]) -> str:
+    """How accurate a model is on the site's own test pictures, and was before."""
+    count, overall = sum(scores["pictures"].values()), {name: scores[name]["overall"] for name in MODELS}
+    told = ", ".join(f"{what} {overall[name]:.1f}%" for name, what in MODELS.items() if overall[name] is not None)
+    return f"; accuracy on {count} test pictures here: {told}" if told else ""
+
 
 def check_shared(job: Job, params: Params) -> None:
     """What a server sends of the model is what it has of it: each parameter in its own shape and type."""
-    shared = {name: job.start[name] for name, scope in job.scopes.items() if scope not in (LOCAL, FIXED)}
-    if extra := params.keys() ^ shared.keys():
+    shared = [name for name, scope in job.scopes.items() if scope not in (LOCAL, FIXED)]
+    if extra := params.keys() ^ set(shared):
         raise Refused("beyond", f"the server is to send {', '.join(shared)}; {min(extra)} is amiss")
+    check_forms(job, params)
+
+
+def check_cluster(job: Job, params: Params) -> None:
+    """What clusters have otherwise is of those parameters that clusters may have."""
+    clustered = [name for name, scope in job.scopes.items() if scope.cluster]
+    if extra := params.keys() - set(clustered):
+        raise Refused("beyond", f"of clusters the server may send {', '.join(clustered)}, not {min(extra)}")
+    check_forms(job, params)
+
+
+def check_forms(job: Job, params: Params) -> None:
     for name, value in params.items():
-        if (value.shape, value.dtype) != (shared[name].shape, shared[name].dtype):
-            got, due = (f"{tuple(it.shape)} in {it.dtype}" for it in (value, shared[name]))
+        if (value.shape, value.dtype) != (job.start[name].shape, job.start[name].dtype):
+            got, due = (f"{tuple(it.shape)} in {it.dtype}" for it in (value, job.start[name]))
             raise Refused("beyond", f"the server sent {name} as {got}, not {due}")
 
 
