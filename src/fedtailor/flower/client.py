@@ -22,8 +22,9 @@ from ..remote.policy import SitePolicy, read_policy
 from ..settings.run import Run
 from . import pki
 from .init import POLICY, need_file
+from .link import Link
 from .messages import client_app
-from .process import ManagedProcess, until_signal
+from .process import ALIVE, ManagedProcess, until_signal
 from .sites import site_session
 from .worker import Runtime, serve
 
@@ -105,9 +106,11 @@ def serve_site(home: SiteFolder, app: ClientApp, most: float = math.inf) -> None
     with FolderLock(home.folder, "client"):
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
-        log.info("client %d: for the server at %s", home.client, home.server)
-        limit = [str(2 * most)]
-        with ManagedProcess(
-            "fedtailor.flower.supernode", [*limit, *words], home.folder / "log" / "supernode.log", flwr
+        log.info("client %d", home.client)
+        limit, told = [str(2 * most)], home.folder / "log" / "supernode.log"
+        with (
+            Link(home.server, home.folder / "ca.pem", flwr / ALIVE),
+            ManagedProcess("fedtailor.flower.supernode", [*limit, *words], told, flwr),
         ):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
+    over.end()

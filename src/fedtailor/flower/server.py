@@ -42,13 +42,14 @@ from ..simulation.loop import RoundRecord
 from .deployment import Deployment
 from .messages import GridTransport
 from .models import AT_LEISURE, LOOK, SECONDS, MakeRemote, SiteModels
-from .process import ManagedProcess, until_signal
+from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .status import control_client
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
+WAITING = "waiting for a run to be asked for"
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
 
 
@@ -101,16 +102,19 @@ class Coordinator:
                 self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
         for key in known - set(keys.values()):
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=there[key].node_id))
-        log.info("ready: %d sites may come in at port %d", len(keys), self.deployment.config.port)
+        told = "ready: %d sites may come in at port %d"
+        log.info(told, len(keys), self.deployment.config.port, extra={"now": WAITING})
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
         try:
-            self.conduct(name)
+            with self.over.may_break_off():
+                self.conduct(name)
             self.deployment.done(name)
-            log.info("%s: finished", name)
-        except Stopped:
-            log.info("%s: stopped", name)
+            log.info("%s: finished", name, extra={"now": WAITING})
+        except (Stopped, BrokenOff):
+            later = "; it goes on when the server is started again" if self.over.is_set() else ""
+            log.info("%s: stopped%s", name, later, extra={"now": WAITING})
         except (httpx.HTTPError, RunNotRunningException) as error:
             log.warning("%s: lost touch with Flower (%s); going on from the last checkpoint", name, error)
             return False
@@ -129,6 +133,8 @@ class Coordinator:
         began, folder, wait = time.perf_counter(), self.deployment.runs / name, partial(self.wait, name)
         with torch_threads(run.threads), self.reached(name, run, members, wait) as (experiment, make):
             resuming = (folder / "run.toml").is_file()
+            told = f"{name}: going on from its last checkpoint" if resuming else f"{name}: begins"
+            log.info("%s", told, extra={"now": told, "facts": {"run": name}})
             store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
             execute(experiment, store, resuming, began, RoundLog(name), make)
             log.info("%s: %s", name, SiteModels(folder, members).hand_over(experiment, make, SECONDS))
@@ -145,8 +151,9 @@ class Coordinator:
                 back = {(models.folder, site, since[site]) for site in models.owed if site in since} - self.asked
                 self.asked |= back
                 if back:
-                    self.bring(models)
-        except Stopped:
+                    with self.over.may_break_off():
+                        self.bring(models)
+        except (Stopped, BrokenOff):
             self.asked -= back
         except (httpx.HTTPError, RunNotRunningException) as error:
             log.warning("models of finished runs: lost touch with Flower (%s)", error)
@@ -225,10 +232,14 @@ class RoundLog(Callback):
             told += f", accuracy {record.shared.overall:.1f}%"
         if record.dropped:
             told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
-        log.info("%s", told)
+        now = f"{self.name}: round {record.round + 1} of {rounds}" if record.round < rounds else f"{self.name}: ending"
+        facts = {"run": self.name, "round": record.round, "rounds": rounds, "dropped": record.dropped}
+        log.info("%s", told, extra={"now": now, "facts": facts})
 
 
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:
     """Serve until a signal ends it."""
     with FolderLock(deployment.folder, "server"):
-        Coordinator(deployment, listen, limit_mb).serve()
+        server = Coordinator(deployment, listen, limit_mb)
+        server.serve()
+    server.over.end()

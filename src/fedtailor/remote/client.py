@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..base.errors import UserError
 from ..base.files import make_folder, write_atomic
+from ..base.sizes import size
 from ..base.version import __version__
 from ..client.codec import client_from_bytes, client_to_bytes
 from ..client.data import ClientData
@@ -45,6 +46,7 @@ log = logging.getLogger("fedtailor.site")
 INVITATION = "invitation.safetensors"
 STATE = re.compile(r"state-(\d+)-\w+-\d+")
 DIGEST = 32  # bytes at the head of a state file: the hash of the rest
+WAITING = "waiting for a run"
 MOST_STATES = 32  # of a run: a round needs a few, and another few with each attempt at it
 MOST_TOLD = 2000  # characters of why something was refused
 MODELS = {"zero_shot": "CLIP as it is", "global": "the shared model", "personal": "this site's own"}
@@ -94,6 +96,7 @@ class Answer:
     tensors: messages.TensorGroups = field(default_factory=dict)
     privacy: dict[str, Any] | None = None  # what was done to it
     detail: str = ""  # of a refusal: for this site alone
+    told: str = ""  # what was done, in words, for the terminal
 
 
 Order = bytes | Refused  # a message, or why it was not put together
@@ -127,7 +130,11 @@ class RemoteClient:
         """The reply to what is not done: a code, and nothing of what it is about."""
         why = code_of(error)
         detail = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
-        log.warning("%s: %s", why, detail, exc_info=error if why == "failed" else None)
+        facts = {**self.order_told(order), "why": why}
+        words = (
+            f"{self.about(order)}: refused ({why}), {detail}" if order else f"a message is refused ({why}): {detail}"
+        )
+        log.warning("%s", words, exc_info=error if why == "failed" else None, extra={"facts": facts, "now": WAITING})
         request_id = order.request_id if isinstance(order, messages.Numbered) else ""
         refusal = messages.Refusal(request_id=request_id, why=why)
         return self.send(order, Answer(refusal, detail=detail))
@@ -138,8 +145,9 @@ class RemoteClient:
         if len(data) > (most := self.permission.policy.megabytes_out * 1e6):
             raise Refused("too-large", f"a reply of {len(data) / 1e6:.1f} MB; megabytes_out={most / 1e6:g}")
         self.permission.spent.save()
+        told = self.order_told(order)
         self.audit.add(
-            **order_told(order),
+            **told,
             what=answer.message.kind,
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
@@ -150,7 +158,35 @@ class RemoteClient:
             why=answer.message.why if isinstance(answer.message, messages.Refusal) else None,
             detail=answer.detail[:MOST_TOLD],
         )
+        if answer.told:
+            facts = {**told, "what": answer.message.kind, "bytes": len(data)}
+            now = f"{self.name_of(order)}: waiting for what is next"
+            now = WAITING if isinstance(answer.message, messages.ModelReply) else now
+            log.info("%s; %s to the server", answer.told, size(len(data)), extra={"facts": facts, "now": now})
         return data
+
+    def name_of(self, order: messages.Message | None) -> str:
+        """What people call the run that an order is about."""
+        if isinstance(order, messages.Invitation):
+            return order.name or order.run[:8]
+        run = order.run if isinstance(order, messages.Numbered) else ""
+        return self.sessions[run].name if run in self.sessions else run[:8]
+
+    def about(self, order: messages.Message) -> str:
+        """An order in words: capt-1, round 3 of 20: train."""
+        what = order.kind.removesuffix("-request")
+        if not isinstance(order, messages.PassRequest):
+            return f"{self.name_of(order)}: {what}"
+        session = self.sessions.get(order.run)
+        of = f" of {session.job.rounds + session.job.method.closing}" if session else ""
+        return f"{self.name_of(order)}, round {order.round + 1}{of}: {order.pass_name}"
+
+    def order_told(self, order: messages.Message | None) -> dict[str, Any]:
+        """What a reply was asked for by; nothing, if that could not be read."""
+        told = {"order": "kind", "run": "run", "pass": "pass_name", "round": "round"}
+        facts = {name: getattr(order, attribute, None) for name, attribute in told.items()}
+        facts["name"] = self.name_of(order) or None
+        return facts if facts["round"] is None else {**facts, "round": facts["round"] + 1}
 
     def read(self, data: bytes) -> tuple[messages.Message, messages.TensorGroups]:
         try:
@@ -167,6 +203,7 @@ class RemoteClient:
             self.permission.to_do(order, session.job)
             check_shared(session.job, tensors["params"])
             torch.set_num_threads(session.threads)
+            log.debug("%s: begins", self.about(order), extra={"now": self.about(order)})
             if isinstance(order, messages.PassRequest):
                 return self.run_pass(order, session, tensors)
             if isinstance(order, messages.EvaluateRequest):
@@ -177,14 +214,15 @@ class RemoteClient:
 
     def join(self, invitation: messages.Invitation) -> Answer:
         """Get ready for a run: CLIP loaded, pictures encoded. The invitation is kept for the next start."""
+        name = self.name_of(invitation)
+        log.info("%s: invited to this run of the server's", name, extra={"now": f"{name}: getting ready"})
         session = self.open_session(invitation)
         folder = self.folder / invitation.run
         make_folder(folder)
         write_atomic(folder / INVITATION, messages.encode(invitation))
         samples, tests = len(session.data), len(session.tests.labels)
-        told = "%s: ready, %d images to train on, %d to test, CLIP %s"
-        log.info(told, session.name, samples, tests, invitation.weights[:12])
-        return Answer(messages.Ready(samples=samples, tests=tests))
+        told = f"{name}: ready, {samples} images to train on, {tests} to test, CLIP {invitation.weights[:12]}"
+        return Answer(messages.Ready(samples=samples, tests=tests), told=told)
 
     def open_session(self, invitation: messages.Invitation) -> Session:
         if (theirs := invitation.version) != __version__:
@@ -225,10 +263,10 @@ class RemoteClient:
         states.write(replace(after, state_id=request.request_id))
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
-        log.info("%s, round %d: %s, %.1f s", session.name, request.round + 1, request.pass_name, took)
-        told = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
-        message = messages.PassReply(**request.model_dump(include=HEADING) | told)
-        return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job))
+        more = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
+        message = messages.PassReply(**request.model_dump(include=HEADING) | more)
+        told = f"{self.about(request)} took {took:.1f} s"
+        return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job), told=told)
 
     def evaluate(self, request: messages.EvaluateRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
         client = StateFiles(self.folder / request.run).read(request.version, request.state_id)
@@ -240,7 +278,7 @@ class RemoteClient:
             zero_shot=session.zero_shot,
             pseudo=session.pseudo_labels(client),
         )
-        return Answer(message)
+        return Answer(message, told=f"{self.about(request)}: own model {percent(message.personal.overall)}")
 
     def keep_model(self, request: messages.ModelRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
         """What the run has come to, as a model folder of the site's own."""
@@ -260,8 +298,8 @@ class RemoteClient:
         make_folder(self.models)
         to = self.models / f"{session.name}-{request.run[:8]}"
         scores = session.save(to, server_of_one(session.job, params, cluster), client)
-        log.info("%s: finished; the model is in %s%s", session.name, to, in_words(scores))
-        return Answer(messages.ModelReply(**request.model_dump(include=HEADING)))
+        told = f"{session.name}: finished; the model is in {to}{in_words(scores)}"
+        return Answer(messages.ModelReply(**request.model_dump(include=HEADING)), told=told)
 
 
 def server_of_one(job: Job, params: Params, cluster: Params) -> Server:
@@ -276,8 +314,12 @@ def server_of_one(job: Job, params: Params, cluster: Params) -> Server:
 def in_words(scores: Mapping[str, Any]) -> str:
     """How accurate a model is on the site's own test pictures, and was before."""
     count, overall = sum(scores["pictures"].values()), {name: scores[name]["overall"] for name in MODELS}
-    told = ", ".join(f"{what} {overall[name]:.1f}%" for name, what in MODELS.items() if overall[name] is not None)
+    told = ", ".join(f"{what} {percent(overall[name])}" for name, what in MODELS.items() if overall[name] is not None)
     return f"; accuracy on {count} test pictures here: {told}" if told else ""
+
+
+def percent(overall: float | None) -> str:
+    return "not measured, for lack of test pictures" if overall is None else f"{overall:.1f}%"
 
 
 def check_shared(job: Job, params: Params) -> None:
@@ -301,13 +343,6 @@ def check_forms(job: Job, params: Params) -> None:
         if (value.shape, value.dtype) != (job.start[name].shape, job.start[name].dtype):
             got, due = (f"{tuple(it.shape)} in {it.dtype}" for it in (value, job.start[name]))
             raise Refused("beyond", f"the server sent {name} as {got}, not {due}")
-
-
-def order_told(order: messages.Message | None) -> dict[str, Any]:
-    """What a reply was asked for by; nothing, if that could not be read."""
-    told = {"order": "kind", "run": "run", "pass": "pass_name", "round": "round"}
-    facts = {name: getattr(order, attribute, None) for name, attribute in told.items()}
-    return facts if facts["round"] is None else {**facts, "round": facts["round"] + 1}
 
 
 def privacy_of(job: Job) -> dict[str, Any] | None:
