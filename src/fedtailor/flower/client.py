@@ -106,7 +106,7 @@ def serve_site(home: SiteFolder, app: ClientApp, most: float = math.inf) -> None
     with FolderLock(home.folder, "client"):
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
-        log.info("client %d", home.client)
+        log.info("this is client %d of the federation; its logs are in %s", home.client, home.folder / "log")
         limit, told = [str(2 * most)], home.folder / "log" / "supernode.log"
         with (
             Link(home.server, home.folder / "ca.pem", flwr / ALIVE),

@@ -83,7 +83,9 @@ def main() -> None:
     listeners = [listen(f"{config.host}:{config.port}"), listen(public)]
     gate = Gate(create_app(config, SuperLinkLifespan), config.port, int(limit))
     tls: Any = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
-    uvicorn.Server(uvicorn.Config(gate, access_log=False, log_level="warning", **tls)).run(sockets=listeners)
+    uvicorn.Server(uvicorn.Config(gate, access_log=False, log_level="warning", timeout_graceful_shutdown=2, **tls)).run(
+        sockets=listeners
+    )
 
 
 if __name__ == "__main__":

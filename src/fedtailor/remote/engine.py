@@ -260,6 +260,7 @@ class RemoteEngine(Engine):
             if not isinstance(message, messages.ModelReply):
                 raise UserError("it did not say that it has the model")
 
+        self.invited |= set(to)  # who has no invitation any more says so
         there = set(to).intersection(self.transport.online())
         return self.carry_out(Exchange("query.model", self.job.rounds, there, len(there), write, take), seconds)
 
