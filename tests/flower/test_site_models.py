@@ -45,7 +45,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Places(RemoteWorld):
     """Sites with pictures in folders of their own, and a server with a run folder, in one process."""
 
-    def __init__(self, folder: Path, data: Path, method: str, policy: SitePolicy = ANYTHING, **more: Any) -> None:
+    def __init__(
+        self, folder: Path, data: Path, method: str, policy: SitePolicy = ANYTHING, name: str = "", **more: Any
+    ) -> None:
         small = {
             "rounds": 2,
             "every": 2,
@@ -57,8 +59,13 @@ class Places(RemoteWorld):
         }
         self.settings = {**small, **more}
         at = {"data": f"folder:{data / 'server'}", "clients": SITES, "engine": "flower"}
-        self.data = data
+        self.data, self.name = data, name
         super().__init__(server_experiment(make_run(method, {**self.settings, **at})), folder, policy=policy)
+
+    def engine(self, clients: Any = None) -> RemoteEngine:
+        self.made = super().engine(clients)
+        self.made.invitation = self.made.invitation.model_copy(update={"name": self.name})
+        return self.made
 
     def site(self, k: int) -> RemoteClient:
         where = f"folder:{self.data / f'site-{k}'}"

@@ -13,6 +13,9 @@ from .stopping import command
 
 flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the federation's folder, as init made it")]
+PolicyFile = Annotated[
+    Path | None, typer.Option(help="what the server may ask of this site; default: policy.toml in its folder")
+]
 Log = Annotated[str, typer.Option(help="text, or json: one object a line, for programs")]
 
 
@@ -72,9 +75,7 @@ def client(
     client: Annotated[int | None, typer.Option(help="this site's number")] = None,
     backbone: Annotated[str, typer.Option(help="the CLIP checkpoint here, where it is not bundled")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps; default: as the run says")] = "",
-    policy: Annotated[
-        Path | None, typer.Option(help="what the server may ask of this site; default: policy.toml in its folder")
-    ] = None,
+    policy: PolicyFile = None,
     log: Log = "text",
 ) -> None:
     """Be one site until stopped. Only messages to the server leave it; pictures never do."""
@@ -107,6 +108,26 @@ def log_command(
         raise UserError(f"this log is broken: {broken}")
     if not as_json:
         say(site_log.whole(lines))
+
+
+@flower_app.command("site")
+def site_command(
+    home: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
+    run: Annotated[str, typer.Option(help="the name of one run: how its model does, class by class")] = "",
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show this site's own view: the runs it took part in, what it sent and spent, its models and how they do here."""
+    with waiting("looking"):
+        from . import site
+    found = site.look(home, policy)
+    if as_json:
+        emit(found)
+    elif run:
+        display(site.class_table(found["runs"], run))
+    else:
+        display(site.runs_table(found["runs"]))
+        say(site.budget(found["spent"]))
 
 
 @flower_app.command(context_settings=ANY_OPTION)
