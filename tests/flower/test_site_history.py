@@ -60,7 +60,7 @@ def test_a_run_as_the_site_knows_it(home: Path, call: Call) -> None:
 def test_as_tables(home: Path, call: Call) -> None:
     (run,) = seen(call, home)["runs"]
     answer = call("flower", "site", "--home", str(home))
-    for told in ("tailored-1", "promptfl", "2 of 2", f"{run['scores']['personal']:.2f}", f"tailored-1-{RUN[:8]}"):
+    for told in ("tailored-1", "promptfl", "2/2", f"{run['scores']['personal']:.2f}", f"tailored-1-{RUN[:8]}"):
         assert told in answer.out
     assert "updates: 2 releases, 2 of them without noise; no bound can be told · 5 orders today of 5000" in answer.out
     answer = call("flower", "site", "--home", str(home), "--run", "tailored-1")

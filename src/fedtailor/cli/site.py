@@ -33,7 +33,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("run", "method", "rounds", "last", "sent", "refused", *models, "model")
     for row in rows:
         refused = ", ".join(f"{times} × {why}" for why, times in row["refused"].items())
-        took = f"{len(row['rounds'])} of {row['of'] or '?'}"
+        took = f"{len(row['rounds'])}/{row['of'] or '?'}"
         found = [percent(row["scores"].get(model)) for model in MODELS]
         where = "" if row["model"] is None else Path(row["model"]).name
         cells = (
