@@ -260,12 +260,13 @@ class RemoteClient:
         pass_, secret = job.find_pass(task.pass_name), job.privacy.secret(states.folder) if job.privacy else b""
         reply, after = client_step(job, session.who, pass_, task, before, data, secret)
         self.permission.released(request, reply, job)
+        again = any(version > request.version for version, _ in states.held())
         states.write(replace(after, state_id=request.request_id))
         states.forget(below=request.kept)
         took = round(time.perf_counter() - began, 4)
         more = {"version": after.version, "samples": len(session.data), "seconds": took, "weight": reply.weight}
         message = messages.PassReply(**request.model_dump(include=HEADING) | more)
-        told = f"{self.about(request)} took {took:.1f} s"
+        told = f"{self.about(request)}{', asked again,' if again else ''} took {took:.1f} s"
         return Answer(message, {"params": reply.params, "stats": reply.stats}, privacy_of(job), told=told)
 
     def evaluate(self, request: messages.EvaluateRequest, session: Session, tensors: messages.TensorGroups) -> Answer:
