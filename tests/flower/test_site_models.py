@@ -19,7 +19,7 @@ from fedtailor.flower.sites import server_experiment
 from fedtailor.remote.audit import read_lines
 from fedtailor.remote.client import RemoteClient, StateFiles
 from fedtailor.remote.engine import RemoteEngine
-from fedtailor.remote.messages import ModelRequest, Refusal, decode, encode
+from fedtailor.remote.messages import ModelReply, ModelRequest, Refusal, decode, encode
 from fedtailor.remote.policy import ANYTHING, SitePolicy
 from fedtailor.runs import model_folder
 from fedtailor.runs.folder import RunFolder
@@ -27,7 +27,7 @@ from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import Experiment, build
 from fedtailor.use.model_file import read_facts
 from fedtailor.use.pictures import Pictures
-from remote import RUN, Fault, Killed, RemoteWorld, unheard
+from remote import RUN, Fault, Killed, RemoteWorld, says, unheard
 
 MEMBERS = tuple(f"client-{k}" for k in range(SITES))
 BRIEF: dict[str, dict[str, Any]] = {
@@ -210,6 +210,21 @@ def test_a_site_that_has_lost_its_state(there: Places, caplog: pytest.LogCapture
     assert "is not here; of this run there are: none; the model is what all share" in caplog.text
 
 
+def test_a_site_that_says_anything_else_costs_the_others_nothing(there: Places) -> None:
+    """Also that its state is lost, which ends a run that goes on."""
+
+    def lost(data: bytes) -> bytes:
+        reply, _ = decode(data)
+        assert isinstance(reply, ModelReply)
+        return encode(Refusal(request_id=reply.request_id, why="lost-state"))
+
+    there.transport.faults = [Fault(says(lost), client=0, kind="query.model")]
+    told = there.give(there.folder / "run")
+    assert told.startswith(
+        "client-1, client-2 have their models; client-0 gets its own later (it does not have the state"
+    )
+
+
 @pytest.mark.parametrize("harm", ["NaN", "shape", "cluster", "missing"])
 def test_what_is_no_model_of_this_run_is_refused(harm: str, there: Places) -> None:
     """As is everything else that a server sends."""
@@ -248,6 +263,7 @@ def test_it_says_how_it_does_here(there: Places, caplog: pytest.LogCaptureFixtur
         line = f"| {name} | {n} | {' | '.join(f'{cell:.2f}' for cell in cells if cell is not None)} |"
         assert (line in card) == bool(n)
     assert "pictures of this site and those of the run's other sites" in card
+    assert "this site's own model has otherwise (`--client own`)" in card
     assert "the other sites' own models never left them" in card
     *_, last = read_lines(there.folder / "client-0" / "state" / "audit")
     assert (last.facts["what"], last.facts["tensors"]) == ("model-reply", [])

@@ -21,7 +21,7 @@ FILE = "models.json"
 OWED, KEPT = "owed", "kept"
 SECONDS = 60.0  # for those who are there at a run's end, while others may wait for their run
 AT_LEISURE = 600.0  # for those who are back, while nobody waits
-LOOK = 5.0  # seconds between two looks for such
+LOOK, TROUBLE = 5.0, 600.0  # seconds between two looks for such, and how many more after one that failed
 
 
 class SiteModels:

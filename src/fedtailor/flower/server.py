@@ -41,7 +41,7 @@ from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
 from .deployment import Deployment
 from .messages import GridTransport
-from .models import AT_LEISURE, LOOK, SECONDS, MakeRemote, SiteModels
+from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
 from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .status import control_client
@@ -137,7 +137,10 @@ class Coordinator:
             log.info("%s", told, extra={"now": told, "facts": {"run": name}})
             store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
             execute(experiment, store, resuming, began, RoundLog(name), make)
-            log.info("%s: %s", name, SiteModels(folder, members).hand_over(experiment, make, SECONDS))
+            try:
+                log.info("%s: %s", name, SiteModels(folder, members).hand_over(experiment, make, SECONDS))
+            except UserError as error:  # the run is none the worse for it
+                log.error("%s: the sites' models: %s", name, error)
 
     def give_models(self) -> None:
         """To sites that were away when their run ended, and are back. Once for each time that they come."""
@@ -159,6 +162,7 @@ class Coordinator:
             log.warning("models of finished runs: lost touch with Flower (%s)", error)
         except Exception as error:
             log.exception("models of finished runs: %s", error)
+            self.next_look += TROUBLE
 
     def online(self) -> dict[str, str]:
         """The sites that are there, since when."""

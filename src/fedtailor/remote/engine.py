@@ -35,6 +35,7 @@ from .bounds import outliers, too_far
 from .refusal import UNFIT
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
+MODEL = "query.model"  # the kind of exchange by which a run's model is handed over
 MAX_REPEATS = 5  # of what a client makes us send again
 NOT_NEEDED = "not needed: enough others had replied"
 
@@ -262,7 +263,7 @@ class RemoteEngine(Engine):
 
         self.invited |= set(to)  # who has no invitation any more says so
         there = set(to).intersection(self.transport.online())
-        return self.carry_out(Exchange("query.model", self.job.rounds, there, len(there), write, take), seconds)
+        return self.carry_out(Exchange(MODEL, self.job.rounds, there, len(there), write, take), seconds)
 
     def heading(self, k: int) -> dict[str, Any]:
         """What every request to a client begins with: its own id, and the state that it is about."""
@@ -338,7 +339,7 @@ class RemoteEngine(Engine):
     def read_refusal(self, exchange: Exchange, k: int, refusal: messages.Refusal) -> None:
         if refusal.why == "unknown-run":
             self.invited.discard(k)
-        elif refusal.why != "lost-state":
+        elif refusal.why != "lost-state" or exchange.kind == MODEL:  # a run that is over needs no client's state
             exchange.unfit |= {k} if refusal.why in UNFIT else set()
             raise UserError(refusal.text)
         elif self.policy.lost == "stop":

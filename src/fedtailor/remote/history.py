@@ -38,7 +38,8 @@ class RunSeen:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """A line of the log."""
-        self.name = line.get("name") or self.name
+        if (name := line.get("name")) and not self.run.startswith(name):  # by its id it is called for want of a name
+            self.name = name
         self.first, self.last = self.first or line["at"], line["at"]
         self.replies, self.bytes = self.replies + 1, self.bytes + line.get("bytes", 0)
         if line.get("why"):

@@ -55,7 +55,12 @@ def about(facts: ModelFacts, classes: tuple[str, ...]) -> list[str]:
 def contents(facts: ModelFacts, own: int) -> list[str]:
     shared = "the shared model" if facts.has_shared else "what clients' models begin from; there is no shared model"
     lines = [f"`shared.safetensors`: {shared}"]
-    if own:
+    if own and facts.site:
+        lines.append(
+            f"`clients/`: what this site's own model has otherwise (`--client {facts.clients[0].name}`). This was "
+            "learned from its pictures alone, and may tell of them: leave it out of copies where it should not"
+        )
+    elif own:
         lines.append(
             f"`clients/`: what {own} of {len(facts.clients)} clients' own models have otherwise. This was learned from "
             "one client's pictures alone, and may tell of them: leave these files out where it should not"
