@@ -57,8 +57,6 @@ UNCALIBRATED = (
 )
 AT_A_SITE = "not calibrated: a site keeps no pictures out of training"
 BY_CLIENTS = "not calibrated: clients were in other processes, and so were all pictures that were kept out of training"
-
-
 OWN_NAME = "own"  # what a site's folder calls the site's own model
 
 
