@@ -25,6 +25,8 @@ from fedtailor.remote.messages import (
     MaskedReply,
     MaskedRequest,
     Message,
+    ModelReply,
+    ModelRequest,
     OpenReply,
     OpenRequest,
     PassReply,
@@ -46,6 +48,7 @@ KEYS = PublicKeys(sealing="01" * 32, masking="ab" * 32, signature="30" * 103)
 MESSAGES: dict[str, Message] = {
     "invitation": Invitation(
         run=RUN,
+        name="capt-1",
         client=0,
         version="1.2",
         settings='rounds = 3\n# "ü"\n',
@@ -72,6 +75,8 @@ MESSAGES: dict[str, Message] = {
     "evaluate request": EvaluateRequest(**TO, version=5, state_id=REQUEST_ID),
     "evaluate reply": EvaluateReply(**TO, personal=SCORE, shared=SCORE, zero_shot=SCORE, pseudo=(9, 8, 7, 11)),
     "evaluate reply, no pseudo-labels": EvaluateReply(**TO, personal=SCORE, shared=SCORE, zero_shot=SCORE, pseudo=None),
+    "model request": ModelRequest(**TO, version=5, state_id=REQUEST_ID),
+    "model reply": ModelReply(**TO),
     "refusal": Refusal(request_id=REQUEST_ID, why="lost-state"),
     "refusal of nothing": Refusal(why="failed"),
 }
@@ -151,6 +156,13 @@ def test_a_run_that_could_be_another_folder_is_refused(name: str) -> None:
     for run in BAD_RUNS:
         with pytest.raises(UserError, match=r"not one of ours \(.*run: string should match pattern"):
             decode(message_with(name, {"run": run}))
+
+
+def test_a_name_that_is_no_plain_word_is_refused() -> None:
+    """It becomes a part of a folder's name, and is printed."""
+    for name in ("../x", ".x", "a/b", "capt 1", "capt\x1b[2J", "capt-1\n", "-x", "é", "a" * 101):
+        with pytest.raises(UserError, match=r"not one of ours \(.*name: string should match pattern"):
+            decode(message_with("invitation", {"name": name}))
 
 
 @pytest.mark.parametrize("field", ["request_id", "state_id"])

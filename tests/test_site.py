@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.base.errors import UserError
+from fedtailor.base.sizes import size
 from fedtailor.client.codec import client_to_bytes, to_bytes
 from fedtailor.client.job import ClientState, Task
 from fedtailor.client.step import client_step
@@ -50,7 +52,15 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invitation(**more: Any) -> Invitation:
-    rest = {"settings": "", "weights": "", "classes": ("a",), "template": "{}", "paper": AS_CLIP, "groups": {}}
+    rest = {
+        "settings": "",
+        "weights": "",
+        "classes": ("a",),
+        "template": "{}",
+        "paper": AS_CLIP,
+        "groups": {},
+        "name": "",
+    }
     return Invitation(**{"run": RUN, "client": ME, "version": __version__, **rest, **more})
 
 
@@ -394,3 +404,29 @@ def test_states_by_themselves(tmp_path: Path) -> None:
     assert len(states.held()) == 1
     states.forget(below=3)
     assert states.held() == []
+
+
+def test_what_was_asked_is_said_with_its_time_and_bytes(site: RemoteClient, caplog: pytest.LogCaptureFixture) -> None:
+    """By the run's name and for machines too; once more if it was asked again; why it is refused if it is."""
+    caplog.set_level("DEBUG")
+    ready = site.handle(encode(invitation(name="capt-1")))
+    data = [site.handle(encode(request(n), params=DOWN, inbox={})) for n in (1, 2)]
+    site.handle(encode(request(3, round=9), params=DOWN, inbox={}))
+    told = [(record.getMessage(), vars(record)) for record in caplog.records if record.name == "fedtailor.site"]
+    sentences = [re.sub(r"took [\d.]+ s", "took a moment", sentence) for sentence, _ in told]
+    assert sentences == [
+        "capt-1: invited to this run of the server's",
+        f"capt-1: ready, 3 images to train on, 5 to test, CLIP ; {size(len(ready))} to the server",
+        "capt-1, round 6 of 9: recalling: begins",
+        f"capt-1, round 6 of 9: recalling took a moment; {size(len(data[0]))} to the server",
+        "capt-1, round 6 of 9: recalling: begins",
+        f"capt-1, round 6 of 9: recalling, asked again, took a moment; {size(len(data[1]))} to the server",
+        "capt-1, round 10 of 9: recalling: refused (beyond), round 10 of a run of 9",
+    ]
+    facts = told[3][1]["facts"]
+    assert (facts["run"], facts["name"], facts["round"], facts["pass"]) == (RUN, "capt-1", 6, "recalling")
+    assert facts["bytes"] == len(data[0])
+    now = [more["now"] for _, more in told]
+    assert now[2:4] == ["capt-1, round 6 of 9: recalling", "capt-1: waiting for what is next"]
+    *_, last = read_lines(site.folder / "audit")
+    assert (last.facts["name"], last.facts["why"]) == ("capt-1", "beyond")

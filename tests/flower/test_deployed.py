@@ -14,6 +14,7 @@ from deployed import SITES, SMALL, Deployed, until, write_data
 
 import fedtailor
 from fedtailor.client.codec import client_to_bytes
+from fedtailor.flower.models import SiteModels
 from fedtailor.remote.client import StateFiles
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
@@ -122,3 +123,24 @@ def test_secure_sums_among_sites_that_know_each_others_keys(tmp_path: Path) -> N
         assert "its policy asks for secure=masked" in failure.read_text()
     finally:
         there.stop()
+
+
+def test_every_site_has_the_model(there: Deployed, tmp_path: Path) -> None:
+    """Also one that is away when the run ends, once it is back; and it answers as the same run does in one place."""
+    there.kill("client-2")
+    there.ask(
+        "models", "fedpurel", **{"plan.quorum": 0.5, "plan.deadline": 15, "rounds": 1, "every": 1, "method.T_p": 1}
+    )
+    there.finished("models")
+    file = there.runs / "models" / "models.json"
+    until(lambda: file.is_file() and SiteModels(file.parent).owed == ["client-2"], told=there.logs)
+    there.client(2)
+    until(lambda: not SiteModels(file.parent).owed, told=there.logs)
+    assert set(SiteModels(file.parent).of.values()) == {"kept"}
+    for k in range(SITES):
+        (folder,) = (there.home / "clients" / f"client-{k}" / "models").glob("models-*")
+        there.fedtailor("predict", folder, there.data / f"site-{k}" / "test", "--json")
+        model = fedtailor.load(folder)
+        assert model.has_own("own") == (k != 2)  # who never took part has what all share
+        here = json.loads(there.fedtailor("evaluate", folder, there.data / f"site-{k}", "--client", "own", "--json"))
+        assert model.facts.scores["personal"]["overall"] == pytest.approx(here["tuned"]["overall"])

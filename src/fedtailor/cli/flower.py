@@ -1,27 +1,22 @@
 """`fedtailor flower …`: a federation of real sites, from its keys to its results."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.logging import RichHandler
 
 from ..base.errors import UserError
-from ..base.terminal import Terminal
 from .arguments import ANY_OPTION, Json, Quiet, Words, run_of
 from .joining import Folder, add, join, remove, renew
+from .logs import logging_to
 from .output import display, emit, print_result, say, waiting
 from .stopping import command
 
 flower_app = typer.Typer(help="A federation of real sites over Flower: TLS, a key for each.", no_args_is_help=True)
-
-
-def logging_on() -> None:
-    handler = RichHandler(console=Terminal(stderr=True), show_path=False, markup=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%X", handlers=[handler])
-    for name in ("httpx", "httpx2", "filelock", "flwr"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+PolicyFile = Annotated[
+    Path | None, typer.Option(help="what the server may ask of this site; default: policy.toml in its folder")
+]
+Log = Annotated[str, typer.Option(help="text, or json: one object a line, for programs")]
 
 
 @flower_app.command("init")
@@ -59,13 +54,15 @@ def server(
         str, typer.Option(help="where to listen: 0.0.0.0 is all of this machine; with :PORT if not at the federation's")
     ] = "127.0.0.1",
     limit: Annotated[int, typer.Option(help="MB; no site may send a longer message")] = 300,
+    log: Log = "text",
 ) -> None:
     """Be the federation's server until stopped. Unfinished runs go on."""
     with waiting("starting"):
         from ..flower.deployment import Deployment
         from ..flower.server import run_server
-    logging_on()
-    run_server(Deployment(folder), listen, limit)
+    deployment = Deployment(folder)
+    with logging_to(deployment.folder / "log" / "server.log", log):
+        run_server(deployment, listen, limit)
 
 
 @flower_app.command()
@@ -75,17 +72,16 @@ def client(
     client: Annotated[int | None, typer.Option(help="this site's number")] = None,
     backbone: Annotated[str, typer.Option(help="the CLIP checkpoint here, where it is not bundled")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps; default: as the run says")] = "",
-    policy: Annotated[
-        Path | None, typer.Option(help="what the server may ask of this site; default: policy.toml in its folder")
-    ] = None,
+    policy: PolicyFile = None,
+    log: Log = "text",
 ) -> None:
     """Be one site until stopped. Only messages to the server leave it; pictures never do."""
     with waiting("starting"):
         from ..flower.client import SiteFolder, run_client
         from ..settings.run import absolute_data
-    logging_on()
-    pictures = data if ":" in data else f"folder:{data}"
-    run_client(SiteFolder.open(home, client), absolute_data(pictures), backbone, device, policy)
+    pictures, site = data if ":" in data else f"folder:{data}", SiteFolder.open(home, client)
+    with logging_to(site.folder / "log" / "site.log", log):
+        run_client(site, absolute_data(pictures), backbone, device, policy)
 
 
 @flower_app.command("log")
@@ -109,6 +105,26 @@ def log_command(
         raise UserError(f"this log is broken: {broken}")
     if not as_json:
         say(site_log.whole(lines))
+
+
+@flower_app.command("site")
+def site_command(
+    home: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
+    run: Annotated[str, typer.Option(help="the name of one run: how its model does, class by class")] = "",
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show this site's own view: the runs it took part in, what it sent and spent, its models and how they do here."""
+    with waiting("looking"):
+        from . import site
+    found = site.look(home, policy)
+    if as_json:
+        emit(found)
+    elif run:
+        display(site.class_table(found["runs"], run))
+    else:
+        display(site.runs_table(found["runs"]))
+        say(site.budget(found["spent"]))
 
 
 @flower_app.command(context_settings=ANY_OPTION)

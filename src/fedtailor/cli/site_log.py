@@ -51,7 +51,7 @@ def log_table(rows: Sequence[dict[str, Any]]) -> Table:
         more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
         cells = (
             row["at"][:19],
-            (row.get("run") or "")[:8],
+            row.get("name") or (row.get("run") or "")[:8],
             row.get("round") or "",
             row.get("pass") or row.get("order") or "",
             row["what"],

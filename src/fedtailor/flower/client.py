@@ -22,9 +22,10 @@ from ..remote.policy import SitePolicy, read_policy
 from ..settings.run import Run
 from . import pki
 from .init import POLICY, need_file
+from .link import Link
 from .messages import client_app
 from .own_pictures import look_over
-from .process import ManagedProcess, until_signal
+from .process import ALIVE, ManagedProcess, until_signal
 from .sites import site_session
 from .worker import Runtime, serve
 
@@ -78,7 +79,8 @@ def open_site(
     def make_session(invitation: Invitation, run: Run) -> Session:
         return site_session(invitation, run, policy, data, backbone, device)
 
-    return RemoteClient(home / "state", make_session, policy, server, pki.read_key(home / "client.key"))
+    key = pki.read_key(home / "client.key")
+    return RemoteClient(home / "state", make_session, policy, server, key, home / "models")
 
 
 def run_client(home: SiteFolder, data: str, backbone: str = "", device: str = "", policy: Path | None = None) -> None:
@@ -109,9 +111,11 @@ def serve_site(home: SiteFolder, app: ClientApp, most: float = math.inf) -> None
     with FolderLock(home.folder, "client"):
         flwr.mkdir(mode=0o700, exist_ok=True)
         write_atomic(flwr / "secret", secret, private=True)
-        log.info("client %d: for the server at %s", home.client, home.server)
-        limit = [str(2 * most)]
-        with ManagedProcess(
-            "fedtailor.flower.supernode", [*limit, *words], home.folder / "log" / "supernode.log", flwr
+        log.info("this is client %d of the federation; its logs are in %s", home.client, home.folder / "log")
+        limit, told = [str(2 * most)], home.folder / "log" / "supernode.log"
+        with (
+            Link(home.server, home.folder / "ca.pem", flwr / ALIVE),
+            ManagedProcess("fedtailor.flower.supernode", [*limit, *words], told, flwr),
         ):
             serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
+    over.end()

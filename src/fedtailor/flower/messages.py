@@ -19,7 +19,10 @@ from ..remote.refusal import Refused
 from .pieces import PIECE
 
 log = logging.getLogger("fedtailor.flower")
-KINDS = ("query.who", "query.invite", "train.keys", "train.shares", "train.pass", "train.open", "evaluate.test")
+KINDS = (
+    "query.who", "query.invite", "train.keys", "train.shares", "train.pass", "train.open", "evaluate.test",
+    "query.model",
+)  # fmt: skip
 DATA = "data"
 TTL = 86400.0  # seconds
 GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from ..remote.engine import RemoteEngine, run_id
 from ..runs.callback import Callback
 from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
+from ..settings.run import Run, read_toml
 from ..simulation.build import Experiment
 from ..simulation.loop import RoundRecord
 from .certificates import ending
@@ -44,12 +45,14 @@ from .control import control_client, keep_token
 from .deployment import Deployment
 from .init import DeploymentConfig
 from .messages import GridTransport
-from .process import ManagedProcess, until_signal
+from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
+from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
+WAITING = "waiting for a run to be asked for"
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
 
 
@@ -74,6 +77,8 @@ class Coordinator:
         self.superlink = ManagedProcess("fedtailor.flower.superlink", words, folder / "log" / "superlink.log", flwr)
         self.control = control_client(deployment)
         self.admitted: dict[str, bytes] = {}
+        self.asked: set[tuple[Path, str, str]] = set()  # run, site and since when: who was offered a model
+        self.next_look = 0.0
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
@@ -82,6 +87,8 @@ class Coordinator:
             while not self.over.is_set():
                 self.admit_changes()
                 waiting = self.deployment.waiting()
+                if not waiting:
+                    self.give_models()
                 if not waiting or not self.attempt(waiting[0]):
                     self.over.wait(1.0)
 
@@ -124,15 +131,19 @@ class Coordinator:
         for told, names in (("may come in", keys.keys() - before), ("no longer", before.keys() - keys)):
             if names:
                 log.info("%s: %s", told, ", ".join(sorted(names)))
+        told = "ready: %d sites may come in at port %d"
+        log.info(told, len(keys), self.deployment.config.port, extra={"now": WAITING})
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
         try:
-            self.conduct(name)
+            with self.over.may_break_off():
+                self.conduct(name)
             self.deployment.done(name)
-            log.info("%s: finished", name)
-        except Stopped:
-            log.info("%s: stopped", name)
+            log.info("%s: finished", name, extra={"now": WAITING})
+        except (Stopped, BrokenOff):
+            later = "; it goes on when the server is started again" if self.over.is_set() else ""
+            log.info("%s: stopped%s", name, later, extra={"now": WAITING})
         except (httpx.HTTPError, RunNotRunningException) as error:
             log.warning("%s: lost touch with Flower (%s); going on from the last checkpoint", name, error)
             return False
@@ -148,23 +159,77 @@ class Coordinator:
         (run, members), keys = self.deployment.asked(name), self.deployment.sites()
         if gone := [site for site in members if site not in keys]:
             raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
-        numbers = {keys[site]: k for k, site in enumerate(members)}
-        with torch_threads(run.threads):
-            began, built = time.perf_counter(), server_experiment(run)
-            experiment = replace(built, federation=replace(built.federation, names=tuple(members)))
-            with self.started(name) as grid:
-                transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
+        began, folder, wait = time.perf_counter(), self.deployment.runs / name, partial(self.wait, name)
+        with torch_threads(run.threads), self.reached(name, run, members, wait) as (experiment, make):
+            resuming = (folder / "run.toml").is_file()
+            told = f"{name}: going on from its last checkpoint" if resuming else f"{name}: begins"
+            log.info("%s", told, extra={"now": told, "facts": {"run": name}})
+            store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
+            execute(experiment, store, resuming, began, RoundLog(name), make)
+            try:
+                log.info("%s: %s", name, SiteModels(folder, members).hand_over(experiment, make, SECONDS))
+            except UserError as error:  # the run is none the worse for it
+                log.error("%s: the sites' models: %s", name, error)
 
-                def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
-                    return RemoteEngine(made, clients, transport, run_id(at), wait=partial(self.wait, name))
+    def give_models(self) -> None:
+        """To sites that were away when their run ended, and are back. Once for each time that they come."""
+        if time.monotonic() < self.next_look:
+            return
+        self.next_look, back = time.monotonic() + LOOK, set[tuple[Path, str, str]]()
+        try:
+            owing = [it for it in map(SiteModels, sorted(self.deployment.runs.iterdir())) if it.owed]
+            since = self.online() if owing else {}
+            for models in owing:
+                back = {(models.folder, site, since[site]) for site in models.owed if site in since} - self.asked
+                self.asked |= back
+                if back:
+                    with self.over.may_break_off():
+                        self.bring(models)
+        except (Stopped, BrokenOff):
+            self.asked -= back
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            log.warning("models of finished runs: lost touch with Flower (%s)", error)
+        except Exception as error:
+            log.exception("models of finished runs: %s", error)
+            self.next_look += TROUBLE
 
-                folder = self.deployment.runs / name
-                resuming = (folder / "run.toml").is_file()
-                store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
-                execute(experiment, store, resuming, began, RoundLog(name), make)
+    def online(self) -> dict[str, str]:
+        """The sites that are there, since when."""
+        keys = {key: site for site, key in self.deployment.sites().items()}
+        nodes = self.control.ListNodes(ListNodesRequest()).nodes_info
+        there = [node for node in nodes if node.status == "online" and node.public_key in keys]
+        return {keys[node.public_key]: node.last_activated_at for node in there}
+
+    def bring(self, models: SiteModels) -> None:
+        """Until a run is asked for."""
+
+        def wait(seconds: float) -> None:
+            if self.over.wait(seconds) or self.deployment.waiting():
+                raise Stopped
+
+        run, name = read_toml(models.folder / "run.toml"), models.folder.name
+        with torch_threads(run.threads), self.reached(name, run, list(models.of), wait) as (experiment, make):
+            log.info("%s: %s", name, models.hand_over(experiment, make, AT_LEISURE))
 
     @contextmanager
-    def started(self, name: str) -> Iterator[Grid]:
+    def reached(
+        self, name: str, run: Run, members: Sequence[str], wait: Callable[[float], None]
+    ) -> Iterator[tuple[Experiment, MakeRemote]]:
+        """A run's experiment, and what makes the engine that reaches its sites."""
+        keys = self.deployment.sites()
+        numbers = {keys[site]: k for k, site in enumerate(members) if site in keys}
+        built = server_experiment(run)
+        experiment = replace(built, federation=replace(built.federation, names=tuple(members)))
+        with self.started(name, wait) as grid:
+            transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
+
+            def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
+                return RemoteEngine(made, clients, transport, run_id(at), name, wait=wait)
+
+            yield experiment, make
+
+    @contextmanager
+    def started(self, name: str, wait: Callable[[float], None]) -> Iterator[Grid]:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
             fab = build_fab_from_disk(self.deployment.root / "app")
@@ -175,7 +240,7 @@ class Coordinator:
             if task is not None:  # of an attempt that ended before its task was taken
                 with self.runtime.task(task.token):
                     log.info("an attempt that never began is ended")
-            self.wait(name, pause.next())
+            wait(pause.next())
         with self.runtime.task(task.token) as client:
             given = client.PullTaskInput(PullTaskInputRequest())
             TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
@@ -201,7 +266,9 @@ class RoundLog(Callback):
             told += f", accuracy {record.shared.overall:.1f}%"
         if record.dropped:
             told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
-        log.info("%s", told)
+        now = f"{self.name}: round {record.round + 1} of {rounds}" if record.round < rounds else f"{self.name}: ending"
+        facts = {"run": self.name, "round": record.round, "rounds": rounds, "dropped": record.dropped}
+        log.info("%s", told, extra={"now": now, "facts": facts})
 
 
 def where_to_listen(listen: str, config: DeploymentConfig) -> str:
@@ -215,4 +282,6 @@ def where_to_listen(listen: str, config: DeploymentConfig) -> str:
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:
     """Serve until a signal ends it."""
     with FolderLock(deployment.folder, "server"):
-        Coordinator(deployment, listen, limit_mb).serve()
+        server = Coordinator(deployment, listen, limit_mb)
+        server.serve()
+    server.over.end()

@@ -1,6 +1,7 @@
 """What a run needs at each place of a deployment: the server's experiment, and a site's session."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..remote.client import Session
 from ..remote.messages import Invitation
 from ..remote.policy import SitePolicy, backbone_of
 from ..remote.refusal import Refused
+from ..runs.model_folder import save_site_model
 from ..settings.run import Run
 from ..simulation.build import Experiment, as_labelled, assemble, with_clip_note
 
@@ -71,7 +73,10 @@ def site_session(
     groups = Groups.of_known(invitation.groups, len(invitation.classes))
     federation = as_labelled(run, in_one_place(dataset))
     made = assemble(run, federation, groups, checkpoint, alone=False)
-    return Session(invitation.client, made.job, made.client_data[0], made.tests, federation.truths(0), run.threads)
+    return Session(
+        invitation.client, made.job, made.client_data[0], made.tests, federation.truths(0), run.threads,
+        partial(save_site_model, made),
+    )  # fmt: skip
 
 
 def own_backbone(invitation: Invitation, policy: SitePolicy) -> str:

@@ -6,12 +6,15 @@ server may send along. It ends when that process does.
 It looks for messages every half second while there is work; Flower's 3 s are most of what a short pass takes. And it
 sends a reply as soon as there is one; Flower's looks for replies only after a message, and takes any for the one to
 that message: after a late one, as when the server was restarted, the next would be stuck. Of a message that is longer
-than the limit, in bytes, it does not fetch the rest; Flower's fetches any.
+than the limit, in bytes, it does not fetch the rest; Flower's fetches any. Whenever the server has answered it touches
+a file, by which the site knows.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,7 @@ from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from ..base.polling import Backoff
+from .process import ALIVE
 
 PAUSES = 0.5, 3.0, 1.04  # seconds between two looks for a message: at first, at most (after a minute), and their growth
 
@@ -47,10 +51,12 @@ def main() -> None:
     limit = float(sys.argv[2])
     sys.argv = ["flower-supernode", *sys.argv[3:]]
     pull, pause = internal._pull_and_store_message, Backoff(*PAUSES)
+    alive = Path(os.environ["FLWR_HOME"]) / ALIVE
 
     def pull_or_push(*, state: Any, pull_object: PullObject, **more: Any) -> int | None:
         """Other than None makes the node look for replies; it then waits for none, since there are some."""
         got = pull(state=state, pull_object=limited(pull_object, limit), **more)
+        alive.touch()
         if got is None:
             with state.lock_msg_store:
                 unsent = [entry.message for entry in state.msg_store.values() if not entry.is_retrieved]

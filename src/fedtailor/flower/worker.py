@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from threading import Event
 from typing import NamedTuple
 
 import httpx
@@ -33,6 +32,7 @@ from flwr.supernode.runtime.run_clientapp import push_message
 
 from ..base.errors import UserError
 from ..base.polling import Backoff
+from .process import BrokenOff, Over
 
 log = logging.getLogger("fedtailor.flower")
 PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at most (after some 20 s), and their growth
@@ -93,8 +93,9 @@ class Superseded(Exception):  # noqa: N818  # as it reads
         self.by = by
 
 
-def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
-    """Carry out one task after the other until told to stop. What fails is logged, and the next is taken."""
+def serve(runtime: Runtime, app: ClientApp, over: Over) -> None:
+    """Carry out one task after the other until told to stop, also in the middle of one. What fails is logged, and the
+    next is taken."""
     task, pause = None, Backoff(*PAUSES)
     while not over.is_set():
         try:
@@ -106,9 +107,11 @@ def serve(runtime: Runtime, app: ClientApp, over: Event) -> None:
             continue
         this, task = task, None
         try:
-            with runtime.task(this.token) as client:
+            with over.may_break_off(), runtime.task(this.token) as client:
                 message, context = task_input(client, runtime)
                 push_message(client, app(message, context), context)
+        except BrokenOff:
+            log.info("what was under way is broken off, and leaves no trace; the server asks again")
         except Superseded as superseded:
             task = superseded.by
         except Exception as error:

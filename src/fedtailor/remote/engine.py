@@ -38,6 +38,7 @@ from .refusal import UNFIT
 from .sums import SecureSum, Stage
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
+MODEL = "query.model"  # the kind of exchange by which a run's model is handed over
 MAX_REPEATS = 5  # of what a client makes us send again
 NOT_NEEDED = "not needed: enough others had replied"
 
@@ -118,12 +119,13 @@ class RemoteEngine(Engine):
         clients: Mapping[int, ClientState] | None,
         transport: Transport,
         run: str,  # the run's id
+        name: str = "",  # what people call it
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(experiment.job, clients)
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
-        self.transport, self.invitation = transport, invitation_of(experiment, run)
+        self.transport, self.invitation = transport, invitation_of(experiment, run, name)
         self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
         start = secrets.token_hex(4)
         self.request_ids = (f"{start}-{n}" for n in count(1))
@@ -311,14 +313,30 @@ class RemoteEngine(Engine):
         labels, right, labelled, samples = (sum(column) for column in zip(*counts, strict=True))
         return in_percent((labels, right, labelled, samples))
 
+    def hand_over(self, server: Server, to: Collection[int], seconds: float) -> Exchange:
+        """Give clients that are there the model that the run has come to, each its own, within so many seconds."""
+
+        def write(k: int) -> tuple[messages.ModelRequest, messages.TensorGroups]:
+            down = server.params_for(k, self.job.scopes)
+            cluster = {name: value for name, value in down.items() if value is not server.params[name]}
+            return messages.ModelRequest(**self.heading(k)), {"params": server.params, "cluster": cluster}
+
+        def take(k: int, message: messages.Message, tensors: messages.TensorGroups) -> None:
+            if not isinstance(message, messages.ModelReply):
+                raise UserError("it did not say that it has the model")
+
+        self.invited |= set(to)  # who has no invitation any more says so
+        there = set(to).intersection(self.transport.online())
+        return self.carry_out(Exchange(MODEL, self.job.rounds, there, len(there), write, take), seconds)
+
     def heading(self, k: int) -> dict[str, Any]:
         """What every request to a client begins with: its own id, and the state that it is about."""
         about = {"version": self.clients[k].version, "state_id": self.clients[k].state_id}
         return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
-    def carry_out(self, exchange: Exchange) -> Exchange:
-        """Send to all, read what comes, until all or enough have replied or time is up."""
-        pause, ends = Backoff(*PAUSE), self.clock() + self.policy.deadline
+    def carry_out(self, exchange: Exchange, seconds: float | None = None) -> Exchange:
+        """Send to all, read what comes, until all or enough have replied or time is up (by default: plan.deadline)."""
+        pause, ends = Backoff(*PAUSE), self.clock() + (self.policy.deadline if seconds is None else seconds)
         while not exchange.over:
             if exchange.unsent:
                 self.send(exchange, exchange.unsent.intersection(self.transport.online()))
@@ -385,7 +403,7 @@ class RemoteEngine(Engine):
     def read_refusal(self, exchange: Exchange, k: int, refusal: messages.Refusal) -> None:
         if refusal.why == "unknown-run":
             self.invited.discard(k)
-        elif refusal.why != "lost-state":
+        elif refusal.why != "lost-state" or exchange.kind == MODEL:  # a run that is over needs no client's state
             exchange.unfit |= {k} if refusal.why in UNFIT else set()
             raise UserError(refusal.text)
         elif self.policy.lost == "stop":
@@ -420,10 +438,11 @@ def run_id(folder: Path | None) -> str:
     return known
 
 
-def invitation_of(experiment: Experiment, run: str) -> messages.Invitation:
+def invitation_of(experiment: Experiment, run: str, name: str = "") -> messages.Invitation:
     dataset = experiment.federation.dataset
     return messages.Invitation(
         run=run,
+        name=name,
         client=0,  # each gets its own number
         version=__version__,
         settings=experiment.run.to_toml(),

@@ -1,8 +1,9 @@
 """What a server and its remote clients say to each other, as bytes.
 
 An invitation opens a run at a client; then come requests to run a pass (in four steps, if the server is to see sums
-alone) or to evaluate. Each gets a reply, if only a refusal. A request names the state that it starts from, and its
-reply bears the request's id: so nothing counts twice, and a client that has lost its state is noticed.
+alone) or to evaluate, and at last to keep the model. Each gets a reply, if only a refusal. A request names the state
+that it starts from, and its reply bears the request's id: so nothing counts twice, and a client that has lost its state
+is noticed.
 """
 
 import json
@@ -20,6 +21,7 @@ from .refusal import SENTENCES, RefusalCode
 TensorGroups = dict[str, Params]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # it becomes a folder's name at the client
 RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}-[0-9]{1,18}$")]  # and this a part of a file's name
+RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]  # a part of a folder's name
 PassName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,99}$")]  # it is logged
 Version = Annotated[int, Field(ge=0, lt=1 << 53)]  # of a state, and a part of its file's name
 ShortText = Annotated[str, Field(max_length=300)]  # a class name or a sentence
@@ -47,6 +49,7 @@ class Invitation(Message):
 
     kind: Literal["invitation"] = "invitation"
     run: RunId
+    name: RunName  # what people call the run; empty: it has no name but its id
     client: NonNegativeInt  # this client's number in the run
     version: Annotated[str, Field(max_length=100)]  # fedtailor's
     settings: Annotated[str, Field(max_length=MAX_SETTINGS)]  # run.toml
@@ -169,6 +172,15 @@ class EvaluateReply(Numbered):
     pseudo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
 
 
+class ModelRequest(Request):  # to keep what the run has come to
+    tensors: ClassVar[tuple[str, ...]] = ("params", "cluster")  # what all share; what its clusters have otherwise
+    kind: Literal["model-request"] = "model-request"
+
+
+class ModelReply(Numbered):  # it is kept
+    kind: Literal["model-reply"] = "model-reply"
+
+
 class Refusal(Message):
     """A code alone: what went wrong may name files and classes of the site, which are nobody else's business."""
 
@@ -183,7 +195,10 @@ class Refusal(Message):
 
 SumRequest = KeysRequest | SharesRequest | MaskedRequest | OpenRequest
 SumReply = KeysReply | SharesReply | MaskedReply | OpenReply
-Known = Invitation | Ready | PassRequest | PassReply | SumRequest | SumReply | EvaluateRequest | EvaluateReply | Refusal
+Known = (
+    Invitation | Ready | PassRequest | PassReply | SumRequest | SumReply | EvaluateRequest | EvaluateReply
+    | ModelRequest | ModelReply | Refusal
+)  # fmt: skip
 ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Known, Field(discriminator="kind")])
 
 

@@ -37,7 +37,7 @@ from ..settings.keys import GIVEN, checked
 from ..settings.run import Run, make_run
 from ..tuners import TUNERS
 from .limits import check_limits
-from .messages import AnyPassRequest, EvaluateRequest, Invitation, Request
+from .messages import AnyPassRequest, EvaluateRequest, Invitation, ModelRequest, Request
 from .refusal import RefusalCode, Refused
 from .spending import Spending
 
@@ -71,6 +71,7 @@ class SitePolicy(BaseModel):
     tuners: Names = TUNERS_BY_DEFAULT
     labelers: Names = ("copl", "cpl", "fpl", "zeroshot")
     tests: bool = True
+    models: bool = True
 
     pictures: Most = 5
     pictures_per_class: Most = 1
@@ -247,9 +248,11 @@ class Permission:
         return run.model_copy(update={"threads": min(run.threads, policy.threads or cores, cores)})
 
     def to_do(self, request: Request, job: Job) -> None:
-        """A pass or a test of a run that this site takes part in."""
+        """A pass or a test of a run that this site takes part in, or the model that it has come to."""
         if isinstance(request, EvaluateRequest) and not self.policy.tests:
             raise Refused("policy-tests", "a test; tests=false")
+        if isinstance(request, ModelRequest) and not self.policy.models:
+            raise Refused("policy-models", "a model to keep; models=false")
         if isinstance(request, AnyPassRequest):
             if request.round >= (rounds := job.rounds + job.method.closing):
                 raise Refused("beyond", f"round {request.round + 1} of a run of {rounds}")

@@ -10,10 +10,10 @@ from ..base.errors import Diverged, UserError
 from ..client.data import OutOfTime
 from ..data.pictures import BrokenPicture
 
-# With these a client cannot take part in a run at all.
+# With these a client cannot take part in a run at all, or will not keep its model: to ask again is of no use.
 UnfitCode = Literal[
     "version", "weights", "backbone", "pictures", "settings", "policy-method", "policy-tuner", "policy-labeler",
-    "policy-rounds", "policy-privacy", "policy-secure", "policy-pictures",
+    "policy-rounds", "policy-privacy", "policy-secure", "policy-pictures", "policy-models",
 ]  # fmt: skip
 RefusalCode = Literal[
     UnfitCode, "policy-orders", "policy-tests", "policy-budget", "unknown-run", "lost-state", "unreadable", "too-large",
@@ -35,6 +35,7 @@ SENTENCES: dict[RefusalCode, str] = {
     "policy-pictures": "it has fewer pictures than its policy asks for",
     "policy-orders": "its policy allows no more passes and tests of this run, or none today",
     "policy-tests": "its policy allows no tests on its pictures",
+    "policy-models": "its policy keeps no models of runs",
     "policy-budget": "its privacy budget does not allow another release",
     "unknown-run": "it has no invitation to this run",
     "lost-state": "it does not have the state that was named, or has it damaged",

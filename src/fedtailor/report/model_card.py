@@ -55,7 +55,12 @@ def about(facts: ModelFacts, classes: tuple[str, ...]) -> list[str]:
 def contents(facts: ModelFacts, own: int) -> list[str]:
     shared = "the shared model" if facts.has_shared else "what clients' models begin from; there is no shared model"
     lines = [f"`shared.safetensors`: {shared}"]
-    if own:
+    if own and facts.site:
+        lines.append(
+            f"`clients/`: what this site's own model has otherwise (`--client {facts.clients[0].name}`). This was "
+            "learned from its pictures alone, and may tell of them: leave it out of copies where it should not"
+        )
+    elif own:
         lines.append(
             f"`clients/`: what {own} of {len(facts.clients)} clients' own models have otherwise. This was learned from "
             "one client's pictures alone, and may tell of them: leave these files out where it should not"
@@ -73,17 +78,42 @@ def names(classes: tuple[str, ...]) -> str:
 def scores(facts: ModelFacts) -> str:
     """Zero-shot against tuned, in percent, as the run's table has them."""
     found = facts.scores
+    if facts.site:
+        return site_scores(facts)
     rows = {
         "zero-shot CLIP, whole test set": found["zero_shot"],
         "shared model, whole test set": found["global"],
         "zero-shot CLIP, mean over clients": found["zero_shot_personal"],
         "clients' own models, mean over clients": found["personal"],
     }
+    return "In percent, of the last round.\n\n" + metrics_table(rows)
+
+
+def site_scores(facts: ModelFacts) -> str:
+    """The same of one site's own test pictures, and by class."""
+    found = facts.scores
+    if not (count := sum(found["pictures"].values())):
+        return "Not measured: this site has no test pictures of its own."
+    rows = {"zero-shot CLIP": found["zero_shot"], "shared model": found["global"], "own model": found["personal"]}
+    by_class = [
+        [name.replace("|", "\\|"), str(n), *(percent(row["per_class"][name]) for row in rows.values())]
+        for name, n in found["pictures"].items()
+        if n
+    ]
+    by_class.insert(0, ["class", "pictures", *rows])
+    return f"In percent, on the site's own {count} test pictures.\n\n{metrics_table(rows)}\n\n{markdown(by_class)}"
+
+
+def metrics_table(rows: dict[str, Any]) -> str:
     shown = shown_metrics(rows.values())
-    head = ["", *(METRICS[name].heading for name in shown)]
-    values = {title: [percent(score.get(name)) for name in shown] for title, score in rows.items()}
-    lines = [head, ["---"] * len(head), *([title, *its] for title, its in values.items())]
-    return "In percent, of the last round.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    values = [[title, *(percent(score.get(name)) for name in shown)] for title, score in rows.items()]
+    return markdown([["", *(METRICS[name].heading for name in shown)], *values])
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """As a table; the first line is its head."""
+    head, *rest = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
 
 
 def calibration(facts: ModelFacts) -> list[str]:

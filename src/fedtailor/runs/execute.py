@@ -20,9 +20,10 @@ from ..settings.run import Run, make_run, read_toml
 from ..simulation.build import Experiment, build
 from ..simulation.engine import MakeEngine, make_engine
 from ..simulation.loop import RoundRecord, peak_rss_mb, rounds
+from ..use.model_file import FOLDER
 from .callback import Callback
 from .folder import DATA, RunFolder
-from .model_folder import save_model
+from .model_folder import save_model, scores_of
 from .predictions import save_predictions
 from .result import Result, summarise
 from .result_file import PARTS, RESULT
@@ -139,7 +140,8 @@ def train(
     engine.trace = [] if experiment.run.record else None
     engine.releases = Releases(store.folder / RELEASES if store else None)
     try:
-        engine.open()
+        if server.round < experiment.rounds:  # what is over takes no client to be told again
+            engine.open()
         if store and not saved:
             store.checkpoint(server, {})
         for finished in rounds(experiment, engine, server):
@@ -160,7 +162,8 @@ def keep_model(store: RunFolder, experiment: Experiment, make: MakeEngine, summa
     assert saved is not None  # there is one before the first round
     here = make is make_engine and not ENGINES[experiment.run.engine].remote
     server = experiment.job.resumed(saved[0])
-    save_model(store.folder, experiment, server, store.clients if here else None, summary)
+    to, clients = store.folder / FOLDER, store.clients if here else None
+    save_model(to, experiment, server, clients, scores_of(summary))
 
 
 def execute(

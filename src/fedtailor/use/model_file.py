@@ -86,6 +86,7 @@ class ModelFacts(Strict):
     calibration: Calibrations
     trained_on: str
     scores: dict[str, Any]
+    site: bool = False  # whether it is one site's, and the scores are of that site's own test pictures
     notes: tuple[str, ...] = ()
     files: dict[str, str]  # sha256 of each
 
