@@ -27,5 +27,6 @@ PARTS = {
     "start": Part("start", "what a command, an import, the first round and the default run take"),
     "warm": Part("warm", "a client that stays against one started for each message", flower=True),
     "faults": Part("faults", "bad settings, files and disks: what came of each"),
+    "attacks": Part("attacks", "what clients send, attacked: tuners beside each other, with privacy and without"),
     "compile": Part("compiled", "torch.compile, bf16 and ONNX Runtime on the towers, against ours"),
 }

@@ -239,7 +239,7 @@ GROUPS = {
 
 
 def try_all(quick: bool) -> None:
-    torch.set_num_threads(1)  # a process that has spoilt weights by several threads cannot be copied: the copy would wait
+    torch.set_num_threads(1)  # this process is copied, and a copy would wait for threads that it lacks
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         os.environ.update(FEDTAILOR_CACHE=str(root / "cache"), FEDTAILOR_DATA=str(root / "data"))

@@ -73,7 +73,9 @@ class Case:
         """A client's pictures with the labels that it trains on, its own or a labeler's."""
         engine = LocalEngine(self.job, self.experiment.client_data, self.clients)
         self.labelled(engine)
-        return labelled_data(self.job, k, engine.clients[k], self.data_of(k))
+        found = labelled_data(self.job, k, engine.clients[k], self.data_of(k))
+        assert isinstance(found, ClientData)
+        return found
 
     def seen(self, pictures: Indices) -> Tensor:
         """(B, 3, S, S) training pictures, whoever has them, as they go into CLIP; without augmentation."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ACROSS = 0.8  # inches, of a picture
 
 
-def side_by_side(rows: Sequence[str], columns: Sequence[Sequence[Tensor]]) -> bytes:
+def side_by_side(rows: Sequence[str], columns: Sequence[Sequence[Tensor]], heads: Sequence[str] = ()) -> bytes:
     """Pictures (3, H, W) from 0 to 1, with those that belong together below each other."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -35,6 +35,8 @@ def side_by_side(rows: Sequence[str], columns: Sequence[Sequence[Tensor]]) -> by
                     spine.set_visible(False)
                 if i < len(column):
                     axes.imshow(column[i].cpu().permute(1, 2, 0).numpy(), interpolation="nearest")
+        for axes, head in zip(grid[0], heads, strict=False):
+            axes.set_title(head)
         for i, name in enumerate(rows):
             grid[i][0].set_ylabel(name)
         return png(figure)

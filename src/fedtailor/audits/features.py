@@ -54,7 +54,9 @@ class Features(Audit):
             found = searched(step, start(case, step), self.steps)
             tries += judged(case, step, found)
             if not done:
-                felt = f"Features are {directions(case, step)} numbers; the update shows changes of them in {rank(step)} directions."
+                felt = (
+                    f"The update shows changes of the features in {rank(step)} of {directions(case, step)} directions."
+                )
         progress("looking for features", len(who), len(who))
         table = [mean("recovered", "cosine", tries), mean("another picture of its class", "other cosine", tries)]
         table.insert(1, mean("the class's sentence", "sentence cosine", tries))
@@ -69,10 +71,9 @@ def directions(case: Case, step: OneStep) -> int:
 def start(case: Case, step: OneStep) -> Tensor:
     """(B, D) in closed form, where there is one; else the classes' sentences. Of the length that features have."""
     model, y = case.job.model, step.replay.batch.y
-    length = step.replay.batch.x.float().norm(dim=-1).mean()  # as of any other pictures
+    length = float(step.replay.batch.x.float().norm(dim=-1).mean())  # as of any other pictures
     rows = closed(step.gradient, y)
-    rows = model.zero_shot[y] if rows is None else rows
-    return length * F.normalize(rows, dim=-1)
+    return F.normalize(model.zero_shot[y] if rows is None else rows, dim=-1) * length
 
 
 def closed(gradient: dict[str, Tensor], y: Tensor) -> Tensor | None:

@@ -156,7 +156,7 @@ def nonnegative(columns: NDArray[np.float64], pull: NDArray[np.float64], length:
         firm = FIRM * float(np.abs(columns).max() or 1.0) * length
         columns = np.vstack([columns * length, np.full(columns.shape[1], firm)])
         pull = np.append(pull, firm)
-    triangle = np.linalg.qr(np.column_stack([columns, pull]), mode="r")  # the same squares, in C + 1 rows
+    triangle = np.asarray(np.linalg.qr(np.column_stack([columns, pull]), mode="r"))  # the same squares, in C + 1 rows
     found, _ = nnls(triangle[:, :-1], triangle[:, -1], maxiter=100 * columns.shape[1])
     return shares(found)
 

@@ -10,7 +10,7 @@ Departures: the start is grey with a little noise, and the rate is smaller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -54,18 +54,23 @@ class Pictures(Audit):
         )
 
     def __call__(self, case: Case, progress: ProgressFn) -> Finding:
-        tries, shown, who = list[Row](), list[tuple[Tensor, ...]](), case.who[: self.tries]
-        for done, k in enumerate(who):
-
-            def on_step(step: int, before: int = done) -> None:
-                progress("looking for pictures", before * self.steps + step, len(who) * self.steps)
-
-            search = Search(case, one_step(case, k, self.pictures), self)
-            guess, match = search.run(self.steps, on_step)
+        tries, shown = list[Row](), list[tuple[Tensor, ...]]()
+        for search, guess, match in self.searches(case, progress):
             tries += [{**row, "match": match} for row in search.judged(guess)]
             shown += search.beside(guess)
         figure = side_by_side(("original", "recovered", "another one"), shown[:SHOWN])
         return Finding(summary(tries), told(tries), [rounded(row) for row in tries], {"pictures.png": figure})
+
+    def searches(self, case: Case, progress: ProgressFn) -> Iterator[tuple[Search, Tensor, float]]:
+        """Of each client, with the pictures found and how well their gradient matches."""
+        who = case.who[: self.tries]
+        for done, k in enumerate(who):
+
+            def on_step(step: int, before: int = done * self.steps) -> None:
+                progress("looking for pictures", before + step, len(who) * self.steps)
+
+            search = Search(case, one_step(case, k, self.pictures), self)
+            yield search, *search.run(self.steps, on_step)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Replay:
         return None if self.batch.rng is None else self.batch.rng.get_state()
 
     def __call__(self, x: Tensor, plain: Tensor | None = None) -> Tensor:
-        """(P,) the gradient on pictures at the model's stage; `plain`: CLIP's own features, where the method reads them."""
+        """(P,) the gradient on pictures at the model's stage; `plain`: CLIP's features, for methods with a teacher."""
         rng = None if self.drawn is None else torch.Generator().set_state(self.drawn)
         batch = replace(self.batch, x=x, rng=rng, plain=None if self.batch.plain is None else plain)
         with differentiable():
