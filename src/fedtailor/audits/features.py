@@ -69,9 +69,10 @@ def directions(case: Case, step: OneStep) -> int:
 
 
 def start(case: Case, step: OneStep) -> Tensor:
-    """(B, D) in closed form, where there is one; else the classes' sentences. Of the length that features have."""
-    model, y = case.job.model, step.replay.batch.y
-    length = float(step.replay.batch.x.float().norm(dim=-1).mean())  # as of any other pictures
+    """(B, D) in closed form, where there is one; else the classes' sentences. Of the length that a grey picture has."""
+    model, y, size = case.job.model, step.replay.batch.y, case.experiment.transform.size
+    with torch.no_grad():
+        length = float(model.clip.vision(model.put(torch.zeros(1, 3, size, size))).norm())
     rows = closed(step.gradient, y)
     return F.normalize(model.zero_shot[y] if rows is None else rows, dim=-1) * length
 

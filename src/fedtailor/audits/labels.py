@@ -40,13 +40,14 @@ class Labels(Audit):
     public: int = Field(10, ge=1, description="pictures of each class that the attacker has: test pictures")
 
     def plan(self, case: Case) -> Plan:
-        if not len(case.experiment.tests.labels):
+        labels, local = case.experiment.tests.labels, case.job.method.local
+        if not len(labels):
             raise CannotAttack("the attacker needs public pictures of each class, and there are no test pictures here")
-        public = Public(case, self.public)
         if not case.sends:
             raise CannotAttack("nothing that clients train leaves them")
-        once = seconds_of(lambda: public.column(0, case.job.start, {}))
-        batches = sum(steps_of(len(case.data_of(k)), 32, False) for k in case.who) * case.job.method.local.epochs
+        public = Public(case, self.public)
+        once = seconds_of(lambda: public.column(int(labels[0]), case.server.params, {}))
+        batches = sum(steps_of(len(case.data_of(k)), local.batch, False) for k in case.who) * local.epochs
         took = once * (batches + public.classes * (len(case.who) if case.server.clusters else 1))
         return Plan(
             f"ask {len(case.who)} client(s) for one more round, and guess their classes from what they send", took

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -32,8 +33,8 @@ from .scores import ACCUSED, Curve, Scores, curve, measured
 
 Logits = Callable[[Tensor], Tensor]
 CHUNK = 256  # pictures
-OWN, SENT, SHARED = "a client's own model", "what a client sends in one more round", "the shared model"
-BY_LOSS, BY_BOTH = "loss", "loss, against CLIP's"
+OWN, SENT, SHARED = "a client's own", "sent in a round", "shared"
+BY_LOSS, BY_BOTH = "loss", "less CLIP's"
 ENOUGH = round(1 / ACCUSED)  # others, for the share of members found to mean anything
 
 
@@ -94,7 +95,7 @@ class Asking:
     def tests(self) -> Indices:
         return self.case.experiment.tests.parts[self.client]
 
-    @property
+    @cached_property
     def chosen(self) -> tuple[Indices, Indices]:
         """Places among the client's training pictures, and of test pictures: as many of each class."""
         mine, others = self.case.labels[self.held], self.case.experiment.tests.labels[self.tests]
@@ -169,4 +170,4 @@ def shown(row: Row) -> Row:
         return f"{row[key]:{form}} ({low:{form}} to {high:{form}})"
 
     told = {"model": row["model"], "by": row["by"], "pictures": row["members"] + row["others"]}
-    return {**told, "AUC": with_interval("auc", ".3f"), "found, 1 in 100 accused": with_interval("found", ".1%")}
+    return {**told, "AUC": with_interval("auc", ".3f"), "found": with_interval("found", ".1%")}
