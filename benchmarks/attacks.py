@@ -35,24 +35,16 @@ class Subject(NamedTuple):
     settings: dict[str, Any]
 
 
-FEDAVG = {
-    name: Subject("fedavg", {"tuner": tuner})
-    for name, tuner in {
-        "head": "head",
-        "adapter": "adapter",
-        "LoRA": "lora",
-        "visual prompts": "visual_prompt",
-        "text prompts": "text_prompt",
-    }.items()
-}
-SUBJECTS = {**FEDAVG, "CAPT": Subject("capt", {"method.mask": "sample"}), "FedPuReL": Subject("fedpurel", {})}
+TUNERS = ("head", "adapter", "lora", "visual_prompt", "text_prompt")
+FEDAVG = {tuner: Subject("fedavg", {"tuner": tuner}) for tuner in TUNERS}
+SUBJECTS = {**FEDAVG, "capt": Subject("capt", {"method.mask": "sample"}), "fedpurel": Subject("fedpurel", {})}
 HIDDEN = {
     "nothing": {},
     "clients": {"privacy.clip": 0.01, "privacy.noise": 5.37},  # ε = 8 against the server, as in docs/privacy.md
     "pictures": {"privacy.unit": "picture", "privacy.clip": 5, "privacy.noise": 1.39},  # ε = 8 there
 }
 COMMON: dict[str, Any] = {"lr": 0.01, "every": 1000, "threads": 1}
-CLIENTS = 8  # that are asked
+CLIENTS = 5  # that are asked
 
 
 class Small(NamedTuple):
@@ -62,8 +54,9 @@ class Small(NamedTuple):
 
 
 def run(options: Options) -> list[Row]:
-    size = Small(1, 2, 1) if options.quick else Small(10, 200, 2)
-    subjects = {"text prompts": SUBJECTS["text prompts"]} if options.quick else SUBJECTS
+    size = Small(1, 2, 1) if options.quick else Small(10, 150, 2)
+    cases = options.cases or (("text_prompt",) if options.quick else SUBJECTS)
+    subjects = {name: subject for name, subject in SUBJECTS.items() if name in cases}
     rows, found = list[Row](), dict[str, list[Tensor]]()
     with torch_threads(options.threads):
         for name, subject in subjects.items():

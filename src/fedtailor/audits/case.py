@@ -61,6 +61,11 @@ class Case:
         job.method.round(server, sorted(data), engine)
         return Asked({k: [step for step in engine.trace if step.client == k] for k in data})
 
+    @cached_property
+    def another_round(self) -> Asked:
+        """Of all who are attacked, with all that they have."""
+        return self.asked_again({k: self.data_of(k) for k in self.who})
+
     def labelled(self, engine: LocalEngine) -> Server:
         """The server before a round that does not count as one more, with labels for those who have none."""
         server = replace(self.server, round=min(self.server.round, self.experiment.run.rounds - 1))

@@ -55,7 +55,7 @@ class Labels(Audit):
 
     def __call__(self, case: Case, progress: ProgressFn) -> Finding:
         progress("asking clients for a round", 0, 1)
-        asked, public = case.asked_again({k: case.data_of(k) for k in case.who}), Public(case, self.public)
+        asked, public = case.another_round, Public(case, self.public)
         progress("asking clients for a round", 1, 1)
         everyone = shares(np.bincount(case.labels, minlength=public.classes))
         tries = list[Row]()

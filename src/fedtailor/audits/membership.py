@@ -54,7 +54,7 @@ class Membership(Audit):
 
     def __call__(self, case: Case, progress: ProgressFn) -> Finding:
         found: dict[tuple[str, str], list[tuple[Scores, Scores]]] = {}
-        asked = case.asked_again({k: case.data_of(k) for k in case.who}) if case.sends else Asked({})
+        asked = case.another_round if case.sends else Asked({})
         for done, k in enumerate(case.who):
             progress("asking models", done, len(case.who))
             pictures = Asking(case, k)
