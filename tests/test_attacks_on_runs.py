@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 
 import fedtailor
 from conftest import Call
@@ -26,9 +28,12 @@ from fedtailor.audits.one_step import one_step
 from fedtailor.audits.pictures import Pictures, Search, variation
 from fedtailor.audits.scores import auc, curve, found_at, measured
 from fedtailor.base.errors import UserError
+from fedtailor.cli import app
 from fedtailor.core.optim import LocalTraining
 from fedtailor.data.dataset import ArrayImages, Dataset, Split
 from fedtailor.runs.folder import RunFolder
+from fedtailor.settings.run import make_run
+from fedtailor.simulation.build import build
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import rounds
 from world import CLIENTS, world
@@ -392,3 +397,30 @@ def test_data_that_is_elsewhere(tmp_path: Path) -> None:
     experiment = replace(world(), client_data={})
     with pytest.raises(UserError, match="pictures are not here"):
         open_case(RunFolder(tmp_path), experiment, None, "first")
+
+
+def test_the_page_names_every_attack_and_option() -> None:
+    page = (Path(__file__).parent.parent / "docs/audit.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(AUDITS)
+    top: Any = typer.main.get_command(app)
+    known = {option for it in top.commands["audit"].params for option in it.opts if option.startswith("-")}
+    told = set(re.findall(r"^\| `(--?[\w-]+)", page, re.MULTILINE))
+    assert told <= known
+    assert known - told == {"--out", "--quiet", "-q"}
+    for name, steps in (("pictures", 600), ("features", 200)):
+        assert AUDITS[name].model_fields["steps"].default == steps
+        assert f"{steps} for {name}" in page
+
+
+# --- on the bundled CLIP ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tuner", "features"), [("head", 0.999), ("text_prompt", 0.9)])
+def test_drawn_figures_are_recognised_in_what_came_back(tuner: str, features: float) -> None:
+    """By CLIP: it finds them more like the originals than others of their classes are."""
+    experiment = build(make_run("fedavg", {"tuner": tuner, "rounds": 1, "threads": 1}))
+    case = Case(experiment, experiment.job.first_server(), {}, (0, 1))
+    found = values(Pictures(steps=150, tries=2)(case, nothing), "cosine")
+    assert found["recovered"] > found["another picture of its class"]
+    assert values(Features(tries=2)(case, nothing), "cosine")["recovered"] > features
