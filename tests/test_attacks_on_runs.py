@@ -30,7 +30,7 @@ from fedtailor.audits.scores import auc, curve, found_at, measured
 from fedtailor.base.errors import UserError
 from fedtailor.cli import app
 from fedtailor.core.optim import LocalTraining
-from fedtailor.data.dataset import ArrayImages, Dataset, Split
+from fedtailor.data.dataset import UNKNOWN, ArrayImages, Dataset, Split
 from fedtailor.runs.folder import RunFolder
 from fedtailor.settings.run import make_run
 from fedtailor.simulation.build import build
@@ -397,6 +397,16 @@ def test_data_that_is_elsewhere(tmp_path: Path) -> None:
     experiment = replace(world(), client_data={})
     with pytest.raises(UserError, match="pictures are not here"):
         open_case(RunFolder(tmp_path), experiment, None, "first")
+
+
+def test_labels_that_nobody_knows(tmp_path: Path) -> None:
+    """Neither all of them nor some: a guess could not be judged."""
+    experiment = world()
+    for labels in (None, np.full(45, UNKNOWN)):
+        train = replace(experiment.federation.dataset.train, labels=labels)
+        federation = replace(experiment.federation, dataset=replace(experiment.federation.dataset, train=train))
+        with pytest.raises(UserError, match="no truth"):
+            open_case(RunFolder(tmp_path), replace(experiment, federation=federation), None, "first")
 
 
 def test_the_page_names_every_attack_and_option() -> None:

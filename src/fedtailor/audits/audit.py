@@ -14,6 +14,7 @@ from ..base.files import make_folder, write_atomic
 from ..base.progress import ProgressFn
 from ..base.workers import torch_threads
 from ..core.types import OWN
+from ..data.dataset import UNKNOWN
 from ..runs.execute import check_same
 from ..runs.folder import RunFolder
 from ..settings.run import Run
@@ -105,8 +106,9 @@ def open_case(store: RunFolder, experiment: Experiment, client: int | str | None
     everyone = [k for k in data if k != OWN and len(data[k])]
     if not everyone:
         raise UserError(f"{store.folder}: the clients' pictures are not here; an audit needs a run whose data is")
-    if federation.dataset.train.labels is None:
-        raise UserError("the training pictures have no labels, so there is no truth to hold guesses against")
+    labels = federation.dataset.train.labels
+    if labels is None or (labels == UNKNOWN).any():
+        raise UserError("not all training pictures have labels, so there is no truth to hold guesses against")
     names = {federation.name_of(k): k for k in everyone}
     if client is not None and str(client) not in names:
         raise unknown("client", str(client), names)
