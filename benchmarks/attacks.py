@@ -44,7 +44,7 @@ HIDDEN = {
     "pictures": {"privacy.unit": "picture", "privacy.clip": 5, "privacy.noise": 1.39},  # ε = 8 there
 }
 COMMON: dict[str, Any] = {"lr": 0.01, "every": 1000, "threads": 1}
-CLIENTS = 5  # that are asked
+CLIENTS = 3  # that are asked
 
 
 class Small(NamedTuple):
@@ -73,6 +73,7 @@ def run(options: Options) -> list[Row]:
             rows.append(Row("attacks", name, "four pictures in the step", more=looked(case, size, 1, 4)[0]))
     heads = [head for what in HIDDEN for head in (f"{what} hidden", *[""] * (size.tries - 1))]
     columns = [[row[i] for row in found.values() if i < len(row)] for i in range(len(found["original"]))]
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.with_name("pictures.png").write_bytes(side_by_side(list(found), columns, heads))
     return rows
 
