@@ -121,7 +121,8 @@ def looked(case: Case, size: Small, tries: int, pictures: int) -> tuple[dict[str
     recovered, other, start = summary(rows)
     first, compared = sum(not row["nearer"] for row in rows if row["others"]), sum(bool(row["others"]) for row in rows)
     more = {
-        "seen": sum(row["agreement"] for row in rows) / len(rows),
+        "agreement": sum(row["agreement"] for row in rows) / len(rows),
+        "match": sum(row["match"] for row in rows) / len(rows),
         "dB": recovered["psnr"],
         "start dB": start["psnr"],
     }
