@@ -26,7 +26,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=Options.threads, help="of torch's in a step (default: 1)")
     parser.add_argument("--repeats", type=int, default=Options.repeats, help="of which the median counts (default: 3)")
     parser.add_argument("--engines", default="", metavar="A,B", help="of `round`; default: all in this process")
-    parser.add_argument("--cases", default="", metavar="A,B", help="of `step` and `round`, only these methods")
+    parser.add_argument("--cases", default="", metavar="A,B", help="of `step`, `round` and `attacks`, only these")
     given = parser.parse_args(words)
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
@@ -39,10 +39,11 @@ def check(engines: Sequence[str], cases: Sequence[str]) -> None:
     """Names that nobody knows would measure nothing, and say nothing."""
     from fedtailor.settings.engines import ENGINES
 
+    from .attacks import SUBJECTS
     from .cases import CASES
     from .round import METHODS
 
-    for what, names, known in (("engine", engines, ENGINES), ("case", cases, {*CASES, *METHODS})):
+    for what, names, known in (("engine", engines, ENGINES), ("case", cases, {*CASES, *METHODS, *SUBJECTS})):
         if unknown := [name for name in names if name not in known]:
             raise SystemExit(f"no {what} {', '.join(unknown)}; there are {', '.join(sorted(known))}")
 

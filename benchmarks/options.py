@@ -13,7 +13,7 @@ class Options:
     threads: int = 1  # of torch's, where one step is measured
     repeats: int = 3  # of which the median counts
     engines: tuple[str, ...] = ()  # by name; none: all whose clients are in this process
-    cases: tuple[str, ...] = ()  # of `step` and `round`, methods by name; none: all
+    cases: tuple[str, ...] = ()  # of `step`, `round` and `attacks`, by name; none: all
     json: Path = Path("benchmarks.json")
 
     @property

@@ -22,7 +22,7 @@ from benchmarks.rows import Row
 from fedtailor.clip.product import times
 
 ROOT = Path(__file__).parent.parent
-LONG = ("round", "beside", "start", "compile", "faults")  # in `pytest -m slow`
+LONG = ("round", "beside", "start", "compile", "faults", "attacks")  # in `pytest -m slow`
 QUICK = [
     pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
     for name, part in PARTS.items()

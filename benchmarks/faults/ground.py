@@ -15,6 +15,7 @@ from itertools import count, product
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 import fedtailor.runs.execute
@@ -238,6 +239,7 @@ GROUPS = {
 
 
 def try_all(quick: bool) -> None:
+    torch.set_num_threads(1)  # this process is copied, and a copy would wait for threads that it lacks
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         os.environ.update(FEDTAILOR_CACHE=str(root / "cache"), FEDTAILOR_DATA=str(root / "data"))

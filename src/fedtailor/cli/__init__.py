@@ -13,6 +13,7 @@ from ..base.errors import Note, UserError
 from ..base.terminal import Terminal, visible
 from ..base.version import __version__
 from .arguments import ANY_OPTION
+from .audit import audit
 from .compare import compare
 from .data import data_app
 from .evaluate import evaluate
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (run, start, predict, evaluate, export, compare, reproduce, plot, report, ui, show, doctor):
+for verb in (run, start, predict, evaluate, export, compare, reproduce, plot, report, audit, ui, show, doctor):
     app.command(context_settings=ANY_OPTION if verb in (run, start, compare, reproduce) else None)(verb)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -135,6 +135,18 @@ class ClientData:
         part._end = end
         return part
 
+    def few(self, index: Tensor) -> ClientData:
+        """Those in these places, with what is known of their labels."""
+        part = self._of(index)
+        part._labels = None if self._labels is None else self._labels[index]
+        part._candidates = None if self._candidates is None else self._candidates[index]
+        return part
+
+    @property
+    def places(self) -> Indices:
+        """Of these pictures, among those of all clients."""
+        return self._indices
+
     def split(self, fraction: float) -> tuple[ClientData, ClientData]:
         """What is left, and every n-th sample, held out."""
         step = round(1 / fraction)

@@ -104,7 +104,8 @@ class Coordinator:
                     raise UserError(f"{self.superlink.last_words()}: {error}") from error
         for told in ending(self.deployment.folder):
             log.warning("%s", told)
-        log.info("ready: %d sites may come in at port %d", len(self.admitted), self.deployment.config.port)
+        told = "ready: %d sites may come in at port %d"
+        log.info(told, len(self.admitted), self.deployment.config.port, extra={"now": WAITING})
 
     def admit(self, keys: dict[str, bytes]) -> None:
         there = {node.public_key: node for node in self.control.ListNodes(ListNodesRequest()).nodes_info}
@@ -131,8 +132,6 @@ class Coordinator:
         for told, names in (("may come in", keys.keys() - before), ("no longer", before.keys() - keys)):
             if names:
                 log.info("%s: %s", told, ", ".join(sorted(names)))
-        told = "ready: %d sites may come in at port %d"
-        log.info(told, len(keys), self.deployment.config.port, extra={"now": WAITING})
 
     def attempt(self, name: str) -> bool:
         """Carry out a run of the queue as far as it goes. Returns whether it is done with."""
