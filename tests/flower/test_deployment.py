@@ -183,6 +183,7 @@ def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.Monkey
     transport.send("train.pass", 0, {3: b"message"})
     assert list(transport.receive()) == []
     grid.nodes = [NodeInfo(node_id=5, public_key=b"k", last_activated_at="2")]
+    assert transport.online() == {3}
     (arrival,) = transport.receive()
     assert (arrival.client, arrival.gone) == (3, True)
     assert list(transport.receive()) == []

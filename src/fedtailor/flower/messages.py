@@ -120,10 +120,10 @@ class GridTransport:
         return arrivals + self.restarted()
 
     def restarted(self) -> list[Received]:
-        """A node that has come online again since it was sent to may have lost the message, and nobody would say so."""
+        """A node that has come online again since it was sent to may have lost the message, and nobody would say so:
+        as of the last look at who is online."""
         if not self.sent or self.number is None:
             return []
-        self.online()  # looks anew
         since = {node: info.last_activated_at for node, info in self.nodes.items()}
         lost = [name for name, sent in self.sent.items() if since.get(sent.node, sent.since) != sent.since]
         return [Received(self.client_of[self.sent.pop(name).node], gone=True) for name in lost]

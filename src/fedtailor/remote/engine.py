@@ -58,6 +58,14 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class Unfit(UserError):  # noqa: N818  # as it reads
+    """Some clients can take no part in this run at all."""
+
+    def __init__(self, text: str, why: Mapping[int, str]) -> None:
+        super().__init__(text)
+        self.why = why  # by client
+
+
 class StateLost(UserError):  # noqa: N818  # as it reads
     """A run cannot go on as if nothing had happened."""
 
@@ -69,6 +77,7 @@ class Exchange:
     kind: str
     round: int
     waiting: set[int]
+    quorum: int  # replies, after which the others have plan.grace left
     enough: int  # replies
     # The request to a client, and what to do with its reply, or an error. None: it is about the invitation alone.
     write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
@@ -79,6 +88,7 @@ class Exchange:
     trouble: dict[int, str] = field(default_factory=dict)
     unfit: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)  # who has replied to earlier requests meanwhile
+    hurried: bool = False  # a quorum has replied
 
     def __post_init__(self) -> None:
         self.unsent = set(self.waiting)
@@ -108,6 +118,9 @@ class Exchange:
             self.trouble[k] = trouble
 
 
+Watch = Callable[[Exchange, Collection[int]], object]  # is told of an exchange, and who is online, at each look
+
+
 class RemoteEngine(Engine):
     def __init__(
         self,
@@ -117,11 +130,12 @@ class RemoteEngine(Engine):
         run: str,  # the run's id
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
+        watch: Watch = lambda exchange, online: None,
     ) -> None:
         super().__init__(experiment.job, clients)
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
         self.transport, self.invitation = transport, invitation_of(experiment, run)
-        self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
+        self.clock, self.wait, self.watch, self.oversample = clock, wait, watch, self.policy.oversample
         start = secrets.token_hex(4)
         self.request_ids = (f"{start}-{n}" for n in count(1))
         self.invited: set[int] = set()  # who has had the invitation from this process
@@ -140,13 +154,14 @@ class RemoteEngine(Engine):
 
     def open(self) -> None:
         """Invite every client. All that are there must be fit for the run, and there must be a quorum of them."""
-        K = self.job.clients
-        done = self.carry_out(Exchange("query.invite", 0, set(range(K)), K))
+        members = self.job.members
+        needed, all_ = self.quorum(len(members)), len(members)
+        done = self.carry_out(Exchange("query.invite", 0, set(members), needed, all_))
         told = "; ".join(f"client {k}: {why}" for k, why in sorted(done.trouble.items()))
         if done.unfit:
-            raise UserError(f"not all clients can take part in this run ({told})")
-        if len(done.taken) < self.quorum(K):
-            raise UserError(f"only {len(done.taken)} of {K} clients are ready ({told}); start the others")
+            raise Unfit(f"not all clients can take part in this run ({told})", {k: done.trouble[k] for k in done.unfit})
+        if len(done.taken) < needed:
+            raise UserError(f"only {len(done.taken)} of {all_} clients are ready ({told}); start the others")
 
     def begin_round(self, invited: Collection[int], wanted: int) -> None:
         self.cohort, self.wanted = set(invited), wanted
@@ -193,7 +208,8 @@ class RemoteEngine(Engine):
 
         began = self.clock()
         enough = min(self.wanted, len(tasks)) if self.cohort.issuperset(tasks) else len(tasks)
-        done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, enough, write, take))
+        needed = self.quorum(enough)
+        done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, needed, enough, write, take))
         took = round(self.clock() - began, 4)
         for k, why in outliers(tasks, replies, self.policy.longest).items():
             done.trouble[k], self.clients[k] = why, before[k]
@@ -203,7 +219,7 @@ class RemoteEngine(Engine):
         dropped = sorted(done.trouble.items())
         self.log += [StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why) for k, why in dropped]
         self.out |= done.trouble.keys()
-        if len(replies) < (needed := self.quorum(enough)):
+        if len(replies) < needed:
             raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
         return replies
 
@@ -228,12 +244,12 @@ class RemoteEngine(Engine):
                 raise UserError(f"its scores are not scores of {experiment.groups.classes} classes")
             self.tested[k] = message
 
-        K, last = self.job.clients, server.round - 1
-        there = set(range(K)) - self.absent.difference(self.transport.online() if self.absent else ())
-        done = self.carry_out(Exchange("evaluate.test", last, there, K, write, take))
+        members, last = self.job.members, server.round - 1
+        there = set(members) - self.absent.difference(self.transport.online() if self.absent else ())
+        done = self.carry_out(Exchange("evaluate.test", last, there, self.quorum(len(members)), len(members), write, take))
         self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
-        clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(K)])
+        clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(self.job.clients)])
         untuned = Scores.of([reply.zero_shot for reply in self.tested.values()]).mean() if self.tested else None
         if len(experiment.tests.labels) or not self.tested:
             return Evaluation(score_shared(experiment.job, server, experiment.tests), clients, untuned)
@@ -253,16 +269,24 @@ class RemoteEngine(Engine):
         return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
     def carry_out(self, exchange: Exchange) -> Exchange:
-        """Send to all, read what comes, until all or enough have replied or time is up."""
-        pause, ends = Backoff(*PAUSE), self.clock() + self.policy.deadline
+        """Send to all, read what comes, until all or enough have replied or time is up. Once a quorum has replied, the
+        others have plan.grace; but for those who were away before and still are, who had it then."""
+        pause, ends, away = Backoff(*PAUSE), self.clock() + self.policy.deadline, frozenset(self.absent)
         while not exchange.over:
+            online = set(self.transport.online())
+            self.watch(exchange, online)
             if exchange.unsent:
-                self.send(exchange, exchange.unsent.intersection(self.transport.online()))
+                self.send(exchange, exchange.unsent & online)
             quiet = True
             for arrival in self.transport.receive():
                 if arrival.client in exchange.waiting and not exchange.over:
                     self.receive(exchange, arrival)
                     quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
+            if len(exchange.taken) >= exchange.quorum:
+                if not exchange.hurried and self.clock() + self.policy.grace < ends:
+                    exchange.hurried, ends = True, self.clock() + self.policy.grace
+                if exchange.waiting <= away - online:
+                    break
             if (left := ends - self.clock()) <= 0:
                 break
             if not quiet:
@@ -271,10 +295,18 @@ class RemoteEngine(Engine):
                 self.wait(min(pause.next(), left))
         self.absent = (self.absent | exchange.waiting) - exchange.taken
         for k in exchange.waiting:
-            late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
-            missed = "gone: it was not there, or left" if k in exchange.unsent else late
-            exchange.trouble[k] = NOT_NEEDED if len(exchange.taken) >= exchange.enough else missed
+            exchange.trouble[k] = self.missed(exchange, k)
+        self.watch(exchange, self.transport.online())
         return exchange
+
+    def missed(self, exchange: Exchange, k: int) -> str:
+        """Why no reply of a client counts."""
+        if len(exchange.taken) >= exchange.enough:
+            return NOT_NEEDED
+        if k in exchange.unsent:
+            return "gone: it was not there, or left"
+        by = f"within {self.policy.grace:g} s of the quorum's (plan.grace)" if exchange.hurried else "in time"
+        return f"late: no reply {by}" + (", only to an earlier request" if k in exchange.stale else "")
 
     def send(self, exchange: Exchange, online: set[int]) -> None:
         """The invitation where it has not been sent yet, else the request."""
