@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def made(**plan: Any) -> Experiment:
 def took(there: RemoteWorld) -> list[float]:
     """Seconds of each round; of every client each answer takes one."""
     ends = [there.clock.now for _ in there.rounds()]
-    return [end - begin for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def test_an_absent_client_costs_the_grace_once_and_not_the_deadline(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_at_the_start_the_others_have_the_grace_too_and_who_is_awaited_is_told(t
     there = RemoteWorld(made(), tmp_path)
     there.transport.away = {3: 50.0}
     engine = there.engine()
-    engine.watch = lambda exchange, online: seen.append((exchange.kind, set(exchange.waiting), set(online)))
+    engine.watch = lambda _, exchange, online: seen.append((exchange.kind, set(exchange.waiting), set(online)))
     engine.open()
     assert there.clock.now == pytest.approx(1 + GRACE, abs=0.6)
     assert seen[0] == ("query.invite", EVERYONE, EVERYONE - {3})

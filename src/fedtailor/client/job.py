@@ -65,7 +65,9 @@ class Job:
 
     def resumed(self, server: Server) -> Server:
         """A server with what is the same throughout a run, which a checkpoint does not hold."""
-        return replace(server, rounds=self.rounds, clients=self.clients, gone=self.gone, validates=self.validates, seed=self.seed)
+        return replace(
+            server, rounds=self.rounds, clients=self.clients, gone=self.gone, validates=self.validates, seed=self.seed
+        )
 
     def pass_name(self, pass_: Pass) -> str:
         """What a pass is called on the wire."""

@@ -11,8 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,33 +28,41 @@ from flwr.superlink.grid import HttpGrid
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..base.polling import Backoff
+from ..base.version import __version__
 from ..base.workers import torch_threads
 from ..client.job import ClientState
-from ..remote.engine import RemoteEngine, run_id
-from ..runs.callback import Callback
+from ..remote.engine import RemoteEngine, Unfit, run_id
+from ..remote.members import Members, no_leaving
 from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
-from ..simulation.loop import RoundRecord
+from .attendance import Attendance
+from .board import Board, RunState, now
 from .deployment import Deployment
 from .messages import GridTransport
 from .process import ManagedProcess, until_signal
 from .sites import server_experiment
 from .status import control_client
+from .watch import RunWatch
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
+IDLE = 5.0  # seconds between two looks at who is there, while no run is under way
 
 
 class Stopped(Exception):  # noqa: N818  # as it reads
     """The run was taken out of the queue, or this process is to end."""
 
 
+class OtherMembers(Exception):  # noqa: N818  # as it reads
+    """Sites have come or gone: the run goes on from its last checkpoint with those that are there now."""
+
+
 class Coordinator:
     def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
-        self.deployment, self.over = deployment, until_signal()
+        self.deployment, self.over, self.began = deployment, until_signal(), now()
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
         words = [
@@ -69,6 +75,9 @@ class Coordinator:
         ]
         self.superlink = ManagedProcess("fedtailor.flower.superlink", words, folder / "log" / "superlink.log", flwr)
         self.control = control_client(deployment)
+        self.attendance = Attendance(deployment, self.control)
+        self.versions: dict[str, str] = {}
+        self.looked = 0.0
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
@@ -77,7 +86,26 @@ class Coordinator:
             while not self.over.is_set():
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):
+                    self.look_around()
                     self.over.wait(1.0)
+
+    def look_around(self) -> None:
+        """While no run is under way."""
+        if time.monotonic() - self.looked < IDLE:
+            return
+        self.looked = time.monotonic()
+        try:
+            self.attendance.look()
+            self.publish()
+        except (httpx.HTTPError, UserError) as error:
+            log.warning("cannot see who is there: %s", error)
+
+    def publish(self, run: RunState | None = None, versions: Mapping[str, str] | None = None) -> None:
+        """For `status`, /health and /metrics."""
+        self.versions |= versions or {}
+        sites = {name: name in (self.attendance.online or ()) for name in self.attendance.names}
+        board = Board(at=now(), began=self.began, version=__version__, sites=sites, versions=self.versions, run=run)
+        board.write(self.deployment.folder)
 
     def admit_sites(self) -> None:
         """Let in the sites whose keys are here, and no others."""
@@ -105,6 +133,8 @@ class Coordinator:
             log.info("%s: finished", name)
         except Stopped:
             log.info("%s: stopped", name)
+        except OtherMembers:
+            log.info("%s: goes on with other members", name)
         except (httpx.HTTPError, RunNotRunningException) as error:
             log.warning("%s: lost touch with Flower (%s); going on from the last checkpoint", name, error)
             return False
@@ -117,23 +147,49 @@ class Coordinator:
         return True
 
     def conduct(self, name: str) -> None:
-        (run, members), keys = self.deployment.asked(name), self.deployment.sites()
-        if gone := [site for site in members if site not in keys]:
-            raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
-        numbers = {keys[site]: k for k, site in enumerate(members)}
+        """From the last checkpoint on, with the sites that are there now, until the run is over or others are there."""
+        (run, asked), folder = self.deployment.asked(name), self.deployment.runs / name
+        resuming = (folder / "run.toml").is_file()
+        t = RunFolder(folder).done() + 1 if resuming else 1
+        known = Members.read(folder) or Members.first(asked)
+        members = known.from_round(t, self.attendance.there(run, known.present(t)))
+        names, gone, keys = members.names, members.gone(t), self.deployment.sites()
+        if len(gone) == len(names):
+            raise UserError("none of the sites of this run is left")
+        numbers = {keys[site]: k for k, site in enumerate(names) if k not in gone and site in keys}
+        run = run.model_copy(update={"clients": len(names)})
+
+        def others_at(done: int) -> None:
+            if done < experiment.rounds:
+                there = self.attendance.there(run, members.present(done + 1))
+                following = members.from_round(done + 1, there)
+                if (following.names, following.gone(done + 1)) != (names, gone):
+                    raise OtherMembers
+
+        def wait(seconds: float) -> None:
+            self.wait(name, seconds)
+            if not no_leaving(run) and self.attendance.taken_away(members.present(t)):
+                raise OtherMembers
+
         with torch_threads(run.threads):
-            began, built = time.perf_counter(), server_experiment(run)
-            experiment = replace(built, federation=replace(built.federation, names=tuple(members)))
+            began = time.perf_counter()
+            experiment = server_experiment(run).with_members(names, gone, members.changes())
             with self.started(name) as grid:
                 transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
+                watch = RunWatch(name, names, t - 1, experiment.rounds, self.attendance, self.publish, others_at)
 
                 def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
-                    return RemoteEngine(made, clients, transport, run_id(at), wait=partial(self.wait, name))
+                    return RemoteEngine(made, clients, transport, run_id(at), wait=wait, watch=watch.look)
 
-                folder = self.deployment.runs / name
-                resuming = (folder / "run.toml").is_file()
-                store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
-                execute(experiment, store, resuming, began, RoundLog(name), make)
+                store = RunFolder.reopen_with(folder, len(names)) if resuming else RunFolder.create(folder, run, about(experiment))
+                members.write(folder)
+                try:
+                    execute(experiment, store, resuming, began, watch, make)
+                except Unfit as unfit:
+                    if not unfit.why.keys() <= members.newcomers(t):
+                        raise
+                    self.attendance.refuse({names[k]: why for k, why in unfit.why.items()})
+                    raise OtherMembers from unfit
 
     @contextmanager
     def started(self, name: str) -> Iterator[Grid]:
@@ -160,19 +216,6 @@ class Coordinator:
     def wait(self, name: str, seconds: float) -> None:
         if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
-
-
-@dataclass(frozen=True)
-class RoundLog(Callback):
-    name: str
-
-    def on_round(self, record: RoundRecord, rounds: int) -> None:
-        told = f"{self.name}: round {record.round} of {rounds}"
-        if record.shared and record.shared.overall is not None:
-            told += f", accuracy {record.shared.overall:.1f}%"
-        if record.dropped:
-            told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
-        log.info("%s", told)
 
 
 def run_server(deployment: Deployment, listen: str, limit_mb: int) -> None:

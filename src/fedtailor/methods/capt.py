@@ -20,7 +20,16 @@ from torch import Tensor
 
 from ..algorithms.bandit import BanditSettings
 from ..algorithms.clustering import ClusterSettings
-from ..algorithms.counts import TABLES, accuracy_and_f1, class_rows, estimate, known_counts, recount, take_census, validate
+from ..algorithms.counts import (
+    TABLES,
+    accuracy_and_f1,
+    class_rows,
+    estimate,
+    known_counts,
+    recount,
+    take_census,
+    validate,
+)
 from ..base.errors import UserError
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server

@@ -120,7 +120,7 @@ class RemoteClient:
         detail = str(error) if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
         log.warning("%s: %s", why, detail, exc_info=error if why == "failed" else None)
         request_id = order.request_id if isinstance(order, messages.Numbered) else ""
-        refusal = messages.Refusal(request_id=request_id, why=why)
+        refusal = messages.Refusal(request_id=request_id, why=why, version=__version__ if why == "version" else "")
         return self.send(order, Answer(refusal, detail=detail))
 
     def send(self, order: messages.Message | None, answer: Answer) -> bytes:

@@ -118,7 +118,8 @@ class Exchange:
             self.trouble[k] = trouble
 
 
-Watch = Callable[[Exchange, Collection[int]], object]  # is told of an exchange, and who is online, at each look
+# Is told of an exchange, and who is online, at each look for replies.
+Watch = Callable[["RemoteEngine", Exchange, Collection[int]], object]
 
 
 class RemoteEngine(Engine):
@@ -130,7 +131,7 @@ class RemoteEngine(Engine):
         run: str,  # the run's id
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
-        watch: Watch = lambda exchange, online: None,
+        watch: Watch = lambda engine, exchange, online: None,
     ) -> None:
         super().__init__(experiment.job, clients)
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
@@ -140,6 +141,7 @@ class RemoteEngine(Engine):
         self.request_ids = (f"{start}-{n}" for n in count(1))
         self.invited: set[int] = set()  # who has had the invitation from this process
         self.samples: dict[int, int] = {}  # how many each had when it joined
+        self.versions: dict[int, str] = {}  # of fedtailor, at each that has said
         self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
         self.absent: set[int] = set()  # who did not reply when asked last
         self.kept, self.last = dict[int, int](), dict[int, int]()  # states' versions at the last two checkpoints
@@ -246,7 +248,8 @@ class RemoteEngine(Engine):
 
         members, last = self.job.members, server.round - 1
         there = set(members) - self.absent.difference(self.transport.online() if self.absent else ())
-        done = self.carry_out(Exchange("evaluate.test", last, there, self.quorum(len(members)), len(members), write, take))
+        needed, all_ = self.quorum(len(members)), len(members)
+        done = self.carry_out(Exchange("evaluate.test", last, there, needed, all_, write, take))
         self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
         clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(self.job.clients)])
@@ -274,7 +277,7 @@ class RemoteEngine(Engine):
         pause, ends, away = Backoff(*PAUSE), self.clock() + self.policy.deadline, frozenset(self.absent)
         while not exchange.over:
             online = set(self.transport.online())
-            self.watch(exchange, online)
+            self.watch(self, exchange, online)
             if exchange.unsent:
                 self.send(exchange, exchange.unsent & online)
             quiet = True
@@ -296,7 +299,7 @@ class RemoteEngine(Engine):
         self.absent = (self.absent | exchange.waiting) - exchange.taken
         for k in exchange.waiting:
             exchange.trouble[k] = self.missed(exchange, k)
-        self.watch(exchange, self.transport.online())
+        self.watch(self, exchange, self.transport.online())
         return exchange
 
     def missed(self, exchange: Exchange, k: int) -> str:
@@ -338,8 +341,10 @@ class RemoteEngine(Engine):
         if isinstance(message, messages.Ready):
             self.invited.add(k)
             self.samples.setdefault(k, message.samples)
+            self.versions[k] = __version__  # others refuse
             return exchange.send_again(k) if exchange.write else exchange.finish(k)
         if isinstance(message, messages.Refusal):
+            self.versions |= {k: message.version} if message.version else {}
             if message.request_id in ("", due):
                 return self.read_refusal(exchange, k, message)
         elif not isinstance(message, messages.Numbered) or (message.run, message.client) != (self.invitation.run, k):

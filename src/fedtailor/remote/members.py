@@ -74,6 +74,10 @@ class Members(Strict):
         new = [Member(name=name, rounds=(t,)) for name in there if name not in self.names]
         return Members(members=(*kept, *new))
 
+    def newcomers(self, t: int) -> set[int]:
+        """Who takes part from round t on, and not before; nobody in the first round, which all begin together."""
+        return {k for k, member in enumerate(self.members) if t > 1 and t in member.rounds and member.present(t)}
+
     def changes(self) -> dict[int, Change]:
         """By the round that they hold from; those who were there at the beginning did not come."""
         rounds = sorted({change for member in self.members for change in member.rounds} - {1})
@@ -83,10 +87,14 @@ class Members(Strict):
         return [m.name for m in self.members if t in m.rounds and m.present(t) == came]
 
 
-def fixed(run: Run) -> str:
-    """Why nobody can come or go in the middle of a run; empty: they can."""
-    if getattr(run.privacy.value, "against", "") == "others":
-        return "privacy.against=others counts on cohorts that are drawn from the same clients throughout"
+def no_joining(run: Run) -> str:
+    """Why nobody can join in the middle of a run; empty: they can."""
     if run.labels.value is not None and not run.labels.value.refresh:
         return f"labels={run.labels.name} labels pictures once, at the beginning (labels.refresh=0)"
-    return ""
+    return no_leaving(run)
+
+
+def no_leaving(run: Run) -> str:
+    """Why who is gone is drawn all the same."""
+    others = getattr(run.privacy.value, "against", "") == "others"
+    return "privacy.against=others counts on cohorts drawn from the same clients throughout" if others else ""

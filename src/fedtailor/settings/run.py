@@ -140,6 +140,12 @@ class RoundPolicy(Strict):
         60.0, ge=0, allow_inf_nan=False, description="seconds that the others still have once a quorum has answered"
     )
     oversample: float = Field(0.0, ge=0, le=10, description="so much more are asked (0.5: half more); the first count")
+    away: float = Field(
+        86400.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds offline until a client is no longer drawn; 0: any",
+    )
     tries: int = Field(3, ge=1, description="of a round that lacks its quorum, before the run stops")
     lost: Literal["stop", "anew"] = Field("stop", description="a client has lost its state: stop, or let it begin anew")
     updates: Literal["fp32", "fp16", "int8"] = Field("fp32", description="what clients send up, in how many bits")
