@@ -181,7 +181,11 @@ class Coordinator:
                 def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
                     return RemoteEngine(made, clients, transport, run_id(at), wait=wait, watch=watch.look)
 
-                store = RunFolder.reopen_with(folder, len(names)) if resuming else RunFolder.create(folder, run, about(experiment))
+                store = (
+                    RunFolder.reopen_with(folder, len(names))
+                    if resuming
+                    else RunFolder.create(folder, run, about(experiment))
+                )
                 members.write(folder)
                 try:
                     execute(experiment, store, resuming, began, watch, make)
