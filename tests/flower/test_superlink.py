@@ -9,7 +9,7 @@ import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 
-from fedtailor.flower.messages import PIECE
+from fedtailor.flower.pieces import PIECE
 from fedtailor.flower.superlink import REQUEST, Gate
 
 PUBLIC, CONTROL = 9092, 9093

@@ -11,6 +11,7 @@ from flwr.supercore.control import ControlHttpClient
 from ..remote.members import no_joining, no_leaving
 from ..settings.run import Run
 from .deployment import Deployment
+from .status import listed
 
 log = logging.getLogger("fedtailor.flower")
 
@@ -77,8 +78,3 @@ class Attendance:
             return set()
         self.keys_at = now
         return set(names) - self.deployment.sites().keys()
-
-
-def listed(names: Collection[str], most: int = 12) -> str:
-    ordered = sorted(names, key=lambda name: (len(name), name))
-    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")

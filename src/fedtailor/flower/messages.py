@@ -15,10 +15,10 @@ from ..base.errors import UserError
 from ..remote.client import Order
 from ..remote.engine import Received
 from ..remote.refusal import Refused
+from .pieces import PIECE
 
 KINDS = ("query.who", "query.invite", "train.pass", "evaluate.test")
 DATA = "data"
-PIECE = 4 << 20  # bytes of a message that are sent at once
 TTL = 86400.0  # seconds
 GONE = {Code.NODE_UNAVAILABLE, Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.CLIENT_APP_CRASHED}
 NumberOf = Callable[[NodeInfo], int | None]  # which client a node is, if one of ours

@@ -37,6 +37,7 @@ from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..simulation.build import Experiment
 from .attendance import Attendance
+from .board import FILE as BOARD
 from .board import Board, RunState, now
 from .deployment import Deployment
 from .messages import GridTransport
@@ -63,6 +64,7 @@ class OtherMembers(Exception):  # noqa: N818  # as it reads
 class Coordinator:
     def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
         self.deployment, self.over, self.began = deployment, until_signal(), now()
+        (deployment.folder / BOARD).unlink(missing_ok=True)  # of a server before this one
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
         words = [
@@ -83,6 +85,7 @@ class Coordinator:
     def serve(self) -> None:
         with self.superlink:
             self.admit_sites()
+            self.look_around()
             while not self.over.is_set():
                 waiting = self.deployment.waiting()
                 if not waiting or not self.attempt(waiting[0]):

@@ -6,6 +6,7 @@ address answers to the Fleet API alone, and takes no message that is too long; a
 
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,7 +18,8 @@ from flwr.superlink.main import create_app
 from google.protobuf.message import DecodeError
 from starlette.responses import Response
 
-from .messages import PIECE
+from .health import Health
+from .pieces import PIECE
 
 FLEET, PUSH = "/v1/fleet/", "/v1/fleet/push-messages"
 REQUEST = PIECE + (1 << 20)  # bytes: a piece of a message and what is around it
@@ -82,8 +84,9 @@ def main() -> None:
     config = _parse_superlink_lifespan_config()
     listeners = [listen(f"{config.host}:{config.port}"), listen(public)]
     gate = Gate(create_app(config, SuperLinkLifespan), config.port, int(limit))
+    app = Health(gate, config.port, Path(config.ssl_certfile or "").parent)
     tls: Any = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
-    uvicorn.Server(uvicorn.Config(gate, access_log=False, log_level="warning", **tls)).run(sockets=listeners)
+    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", **tls)).run(sockets=listeners)
 
 
 if __name__ == "__main__":

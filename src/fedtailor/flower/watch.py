@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from ..remote.engine import Exchange, RemoteEngine
 from ..runs.callback import Callback
 from ..simulation.loop import RoundRecord
-from .attendance import Attendance, listed
+from .attendance import Attendance
 from .board import DOING, RunState, now
+from .status import listed
 
 log = logging.getLogger("fedtailor.flower")
 SECONDS = 1.0  # between two writings of the board, unless a message goes out or comes
