@@ -23,6 +23,7 @@ class Attendance:
         self.names: list[str] = []  # of all sites, at the last look
         self.online: set[str] | None = None  # None: nobody has looked yet
         self.unfit: dict[str, str] = {}  # sites that could not join a run: when they had come online for that
+        self.waiting = set[str]()  # who cannot join the run under way, though there
         self.keys_at = 0  # when the keys were last looked at
 
     def look(self) -> dict[str, NodeInfo | None]:
@@ -57,7 +58,9 @@ class Attendance:
         stay = [name for name in members if no_leaving(run) or (name in nodes and self.away(name) <= longest)]
         others = {name: node for name, node in nodes.items() if name not in members and self.may_join(name, node)}
         if others and (why := no_joining(run)):
-            log.info("%s must wait for the next run: %s", listed(others), why)
+            if others.keys() != self.waiting:
+                log.info("%s must wait for the next run: %s", listed(others), why)
+            self.waiting = set(others)
             return stay
         return [*stay, *others]
 

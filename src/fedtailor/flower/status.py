@@ -118,7 +118,7 @@ def describe_run(deployment: Deployment, name: str, under_way: RunState | None) 
     found |= {"dropped": sum(len(row["dropped"]) for row in rows), "failure": failure}
     if state != "running" or under_way is None or under_way.name != name:
         return found
-    doing = under_way.model_dump(include={"round", "doing", "answered", "awaited"})
+    doing = under_way.model_dump(mode="json", include={"round", "doing", "answered", "awaited"})
     return found | doing | {"of": under_way.rounds, **times([row["seconds"] for row in rows], under_way)}
 
 
