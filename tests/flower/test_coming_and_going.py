@@ -34,9 +34,8 @@ def ask(there: Deployed, path: str, port: int) -> str:
 
 def round_with(there: Deployed, change: str, name: str) -> int:
     """The round before which a site came or went."""
-    return int(
-        until(lambda: next((row["round"] for row in there.rows("mine") if name in row[change]), 0), told=there.logs)
-    )
+    rounds = until(lambda: [row["round"] for row in there.rows("mine") if name in row[change]], told=there.logs)
+    return int(rounds[0])
 
 
 def test_a_site_joins_and_another_leaves(there: Deployed) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -67,3 +69,11 @@ def test_a_message_is_refused_by_its_announcement(pieces: int, status: int) -> N
 
 def test_what_is_no_announcement_is_refused() -> None:
     assert ask("/v1/fleet/push-messages", b"\xff\xff\xff\xff", limit=PIECE) == (413, b"")
+
+
+def test_the_gate_takes_no_torch() -> None:
+    """Nor does the process that carries a site's messages, nor a container's check: each would have 200 MB more."""
+    for module in ("superlink", "supernode", "health"):
+        text = f"import sys, fedtailor.flower.{module}; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=True)
+        assert done.stdout == "False\n", module
