@@ -26,6 +26,7 @@ PARTS = {
     "beside": Part("beside", "two runs side by side against one alone"),
     "start": Part("start", "what a command, an import, the first round and the default run take"),
     "warm": Part("warm", "a client that stays against one started for each message", flower=True),
+    "sites": Part("sites", "how many sites a server carries: CPU, memory and seconds a round", flower=True),
     "faults": Part("faults", "bad settings, files and disks: what came of each"),
     "compile": Part("compiled", "torch.compile, bf16 and ONNX Runtime on the towers, against ours"),
 }
