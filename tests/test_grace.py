@@ -38,32 +38,37 @@ def test_an_absent_client_costs_the_grace_once_and_not_the_deadline(tmp_path: Pa
     assert there.made.clients[2].version == 3
 
 
-def test_a_slow_client_within_the_grace_counts(tmp_path: Path) -> None:
-    there = RemoteWorld(made(), tmp_path, [Fault(late(1 + GRACE - 0.1), client=1)])
+def test_a_slow_client_is_waited_for(tmp_path: Path) -> None:
+    """It is there, at work; only the deadline ends that."""
+    there = RemoteWorld(made(), tmp_path, [Fault(late(DEADLINE - 1), client=1)])
+    assert there.end() == here(made())
+    assert there.dropped() == {}
+    there = RemoteWorld(made(), tmp_path / "silent", [Fault(silent, client=1, round=1)])
+    assert took(there)[0] == pytest.approx(DEADLINE, abs=0.6)
+    assert there.dropped() == {(1, 1): "late: no reply in time"}
+
+
+def test_one_that_comes_within_the_grace_counts(tmp_path: Path) -> None:
+    """And then has the time that its work takes."""
+    faults = [Fault(leaves(1 + GRACE - 0.5), client=1, round=1, times=1), Fault(late(20), client=1, round=1)]
+    there = RemoteWorld(made(), tmp_path, faults)
     assert there.end() == here(made())
     assert there.dropped() == {}
 
 
-def test_one_that_is_slower_is_told_why(tmp_path: Path) -> None:
-    there = RemoteWorld(made(), tmp_path, [Fault(silent, client=1, round=1)])
-    assert took(there)[0] == pytest.approx(1 + GRACE, abs=0.6)
-    assert there.dropped() == {(1, 1): "late: no reply within 5 s of the quorum's (plan.grace)"}
-
-
 @pytest.mark.parametrize("plan", [{"quorum": 1.0, "tries": 1}, {"grace": 1000.0}])
 def test_where_everyone_must_reply_or_grace_is_long_the_deadline_holds(plan: dict[str, Any], tmp_path: Path) -> None:
-    """A round begins again where its quorum asks for it; one that has replied late counts in it."""
-    there = RemoteWorld(made(**plan), tmp_path, [Fault(late(DEADLINE - 1), client=3, round=1)])
+    there = RemoteWorld(made(**plan), tmp_path, [Fault(leaves(DEADLINE - 2), client=3, round=1, times=1)])
     assert took(there)[0] == pytest.approx(DEADLINE - 1, abs=0.6)
     assert there.dropped() == {}
 
 
 def test_grace_begins_with_the_quorum(tmp_path: Path) -> None:
-    """Three of four, of whom the third takes long: the fourth has the grace from there on."""
-    faults = [Fault(late(30), client=0, round=1), Fault(late(30 + GRACE - 0.1), client=1, round=1)]
+    """Three of four, of whom the third takes long: the fourth, who is gone, has the grace from there on."""
+    faults = [Fault(late(30), client=0, round=1), Fault(leaves(1000), client=1, round=1)]
     there = RemoteWorld(made(quorum=0.75), tmp_path, faults)
     assert took(there)[0] == pytest.approx(30 + GRACE, abs=0.6)
-    assert there.dropped() == {}
+    assert there.dropped()[1, 1] == "gone: it was not there, or left"
 
 
 def test_at_the_start_the_others_have_the_grace_too_and_who_is_awaited_is_told(tmp_path: Path) -> None:
@@ -80,7 +85,7 @@ def test_at_the_start_the_others_have_the_grace_too_and_who_is_awaited_is_told(t
 
 
 def test_a_test_does_not_wait_longer_either(tmp_path: Path) -> None:
-    there = RemoteWorld(made(), tmp_path, [Fault(silent, client=1, kind="evaluate.test")])
+    there = RemoteWorld(made(), tmp_path, [Fault(leaves(1000), client=1, kind="evaluate.test")])
     *_, server = there.rounds()
     began = there.clock.now
     found = there.made.evaluate(there.experiment, server)

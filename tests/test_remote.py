@@ -921,7 +921,7 @@ def test_nothing_that_stays_with_a_client_is_in_any_bytes_that_leave_it(case: st
 
 def test_a_clock_of_our_own_is_all_that_is_waited_for(tmp_path: Path) -> None:
     """So none of this takes long."""
-    there = RemoteWorld(made(deadline=3600.0, grace=3600.0), tmp_path, [Fault(silent, client=1, round=1)])
+    there = RemoteWorld(made(deadline=3600.0), tmp_path, [Fault(silent, client=1, round=1)])
     there.end()
     assert isinstance(there.clock, Clock)
     assert there.clock.now > 3600

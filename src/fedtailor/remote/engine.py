@@ -77,7 +77,7 @@ class Exchange:
     kind: str
     round: int
     waiting: set[int]
-    quorum: int  # replies, after which the others have plan.grace left
+    quorum: int  # replies, after which the absent have plan.grace left
     enough: int  # replies
     # The request to a client, and what to do with its reply, or an error. None: it is about the invitation alone.
     write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
@@ -88,7 +88,6 @@ class Exchange:
     trouble: dict[int, str] = field(default_factory=dict)
     unfit: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)  # who has replied to earlier requests meanwhile
-    hurried: bool = False  # a quorum has replied
 
     def __post_init__(self) -> None:
         self.unsent = set(self.waiting)
@@ -272,9 +271,10 @@ class RemoteEngine(Engine):
         return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
     def carry_out(self, exchange: Exchange) -> Exchange:
-        """Send to all, read what comes, until all or enough have replied or time is up. Once a quorum has replied, the
-        others have plan.grace; but for those who were away before and still are, who had it then."""
+        """Send to all, read what comes, until all or enough have replied or time is up. Once a quorum has replied, who is
+        not there has plan.grace; but none who was away before and still is, and had it then."""
         pause, ends, away = Backoff(*PAUSE), self.clock() + self.policy.deadline, frozenset(self.absent)
+        grace = math.inf  # until when the absent are waited for
         while not exchange.over:
             online = set(self.transport.online())
             self.watch(self, exchange, online)
@@ -286,9 +286,8 @@ class RemoteEngine(Engine):
                     self.receive(exchange, arrival)
                     quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
             if len(exchange.taken) >= exchange.quorum:
-                if not exchange.hurried and self.clock() + self.policy.grace < ends:
-                    exchange.hurried, ends = True, self.clock() + self.policy.grace
-                if exchange.waiting <= away - online:
+                grace = min(grace, self.clock() + self.policy.grace)
+                if exchange.waiting.isdisjoint(online) and (exchange.waiting <= away or self.clock() >= grace):
                     break
             if (left := ends - self.clock()) <= 0:
                 break
@@ -298,18 +297,11 @@ class RemoteEngine(Engine):
                 self.wait(min(pause.next(), left))
         self.absent = (self.absent | exchange.waiting) - exchange.taken
         for k in exchange.waiting:
-            exchange.trouble[k] = self.missed(exchange, k)
+            late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
+            missed = "gone: it was not there, or left" if k in exchange.unsent else late
+            exchange.trouble[k] = NOT_NEEDED if len(exchange.taken) >= exchange.enough else missed
         self.watch(self, exchange, self.transport.online())
         return exchange
-
-    def missed(self, exchange: Exchange, k: int) -> str:
-        """Why no reply of a client counts."""
-        if len(exchange.taken) >= exchange.enough:
-            return NOT_NEEDED
-        if k in exchange.unsent:
-            return "gone: it was not there, or left"
-        by = f"within {self.policy.grace:g} s of the quorum's (plan.grace)" if exchange.hurried else "in time"
-        return f"late: no reply {by}" + (", only to an earlier request" if k in exchange.stale else "")
 
     def send(self, exchange: Exchange, online: set[int]) -> None:
         """The invitation where it has not been sent yet, else the request."""

@@ -137,7 +137,10 @@ class RoundPolicy(Strict):
     deadline: float = Field(3600.0, gt=0, allow_inf_nan=False, description="seconds a pass; who is later is left out")
     quorum: float = Field(1.0, gt=0, le=1, description="part of the clients that must answer, or the round is repeated")
     grace: float = Field(
-        60.0, ge=0, allow_inf_nan=False, description="seconds that the others still have once a quorum has answered"
+        60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds for which the absent are waited for after a quorum",
     )
     oversample: float = Field(0.0, ge=0, le=10, description="so much more are asked (0.5: half more); the first count")
     away: float = Field(
