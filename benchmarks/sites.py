@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SITES = (10, 50, 200)
 BESIDE = 25  # sites in a process
 IDLE = 30.0  # seconds
-ROUNDS = 10
-PATIENCE = 300.0
+ROUNDS = 5
+PATIENCE = 900.0
 
 
 def children(pid: int) -> list[int]:
@@ -115,7 +115,8 @@ def in_rounds(deployment: Deployment, count: int, rounds: int, server: int, gate
         return len(rounds_of(deployment, name))
 
     def told() -> str:
-        return (deployment.runs / name / "failure.txt").read_text() if (deployment.runs / name).is_dir() else ""
+        failure = deployment.runs / name / "failure.txt"
+        return failure.read_text() if failure.is_file() else f"{done()} rounds are done"
 
     until(lambda: done() >= 1, told)
     first, cpu = done(), [cpu_seconds(pid) for pid in (server, gate)]
