@@ -182,8 +182,12 @@ def test_who_could_not_join_may_try_again_once_it_has_come_anew(deployment: Depl
     assert who.there(run, SITES[:1]) == ["client-0", "client-1"]
     who.refuse({"client-1": "its policy does not allow this method"})
     assert who.there(run, SITES[:1]) == ["client-0"]
-    control.came = "2026-11-03T00:00:00"
-    assert who.there(run, SITES[:1]) == ["client-0", "client-1"]
+    for day in (3, 4):
+        control.came = f"2026-11-{day:02}T00:00:00"
+        assert who.there(run, SITES[:1]) == ["client-0", "client-1"]
+        who.refuse({"client-1": "its policy does not allow this method"})
+    control.came = "2026-11-05T00:00:00"
+    assert who.there(run, SITES[:1]) == ["client-0"], "three times are enough"
 
 
 def test_a_key_that_was_taken_away(deployment: Deployment) -> None:

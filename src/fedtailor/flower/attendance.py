@@ -8,12 +8,13 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
-from ..remote.members import no_joining, no_leaving
+from ..remote.members import Members, no_joining, no_leaving
 from ..settings.run import Run
 from .deployment import Deployment
 from .status import listed
 
 log = logging.getLogger("fedtailor.flower")
+TRIES = 3  # of a site that cannot join a run, each of which interrupts the others, until the server is started again
 
 
 class Attendance:
@@ -22,7 +23,7 @@ class Attendance:
         self.began, self.seen = time.monotonic(), dict[str, float]()  # by site: when it was online last
         self.names: list[str] = []  # of all sites, at the last look
         self.online: set[str] | None = None  # None: nobody has looked yet
-        self.unfit: dict[str, str] = {}  # sites that could not join a run: when they had come online for that
+        self.unfit: dict[str, list[str]] = {}  # sites that could not join a run: when they had come online, each time
         self.waiting = set[str]()  # who cannot join the run under way, though there
         self.keys_at = 0  # when the keys were last looked at
 
@@ -51,6 +52,10 @@ class Attendance:
         """Seconds for which this server has not seen a site, while it was up itself."""
         return time.monotonic() - self.seen.get(name, self.began)
 
+    def following(self, run: Run, members: Members, t: int) -> Members:
+        """Who takes part from round t on."""
+        return members.from_round(t, self.there(run, members.present(t)))
+
     def there(self, run: Run, members: Collection[str]) -> list[str]:
         """Who is to take part from now on: of the members those who were not taken away, and have not been away for
         long; of the others those who are online."""
@@ -65,13 +70,15 @@ class Attendance:
         return [*stay, *others]
 
     def may_join(self, name: str, node: NodeInfo | None) -> bool:
-        return node is not None and name in (self.online or ()) and self.unfit.get(name) != node.last_activated_at
+        before = self.unfit.get(name, [])
+        fresh = node is not None and node.last_activated_at not in before and len(before) < TRIES
+        return fresh and name in (self.online or ())
 
     def refuse(self, why: Mapping[str, str]) -> None:
-        """These could not join a run. They may try again once they have come online anew."""
+        """These could not join a run. They may try again once they have come online anew, a few times."""
         for name, node in self.look().items():
             if name in why and node is not None:
-                self.unfit[name] = node.last_activated_at
+                self.unfit.setdefault(name, []).append(node.last_activated_at)
                 log.error("%s cannot join this run: %s", name, why[name])
 
     def taken_away(self, names: Collection[str]) -> set[str]:

@@ -153,30 +153,29 @@ class Coordinator:
         """From the last checkpoint on, with the sites that are there now, until the run is over or others are there."""
         (run, asked), folder = self.deployment.asked(name), self.deployment.runs / name
         resuming = (folder / "run.toml").is_file()
-        t = RunFolder(folder).done() + 1 if resuming else 1
-        known = Members.read(folder) or Members.first(asked)
-        members = known.from_round(t, self.attendance.there(run, known.present(t)))
-        names, gone, keys = members.names, members.gone(t), self.deployment.sites()
-        if len(gone) == len(names):
-            raise UserError("none of the sites of this run is left")
-        numbers = {keys[site]: k for k, site in enumerate(names) if k not in gone and site in keys}
-        run = run.model_copy(update={"clients": len(names)})
+        with torch_threads(run.threads):
+            began, built = time.perf_counter(), server_experiment(run)
+            t = RunFolder(folder).done() + 1 if resuming else 1
+            members = Members.read(folder) or Members.first(asked)
+            if t <= built.rounds:
+                members = self.attendance.following(run, members, t)
+            names, gone, keys = members.names, members.gone(t), self.deployment.sites()
+            if len(gone) == len(names):
+                raise UserError("none of the sites of this run is left")
+            numbers = {keys[site]: k for k, site in enumerate(names) if k not in gone and site in keys}
+            experiment = built.with_members(names, gone, members.changes())
 
-        def others_at(done: int) -> None:
-            if done < experiment.rounds:
-                there = self.attendance.there(run, members.present(done + 1))
-                following = members.from_round(done + 1, there)
-                if (following.names, following.gone(done + 1)) != (names, gone):
+            def others_at(done: int) -> None:
+                if done < experiment.rounds:
+                    following = self.attendance.following(run, members, done + 1)
+                    if (following.names, following.gone(done + 1)) != (names, gone):
+                        raise OtherMembers
+
+            def wait(seconds: float) -> None:
+                self.wait(name, seconds)
+                if not no_leaving(run) and self.attendance.taken_away(members.present(t)):
                     raise OtherMembers
 
-        def wait(seconds: float) -> None:
-            self.wait(name, seconds)
-            if not no_leaving(run) and self.attendance.taken_away(members.present(t)):
-                raise OtherMembers
-
-        with torch_threads(run.threads):
-            began = time.perf_counter()
-            experiment = server_experiment(run).with_members(names, gone, members.changes())
             with self.started(name) as grid:
                 transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
                 watch = RunWatch(name, names, t - 1, experiment.rounds, self.attendance, self.publish, others_at)
@@ -184,19 +183,23 @@ class Coordinator:
                 def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
                     return RemoteEngine(made, clients, transport, run_id(at), wait=wait, watch=watch.look)
 
-                store = (
-                    RunFolder.reopen_with(folder, len(names))
-                    if resuming
-                    else RunFolder.create(folder, run, about(experiment))
-                )
-                members.write(folder)
                 try:
+                    store = self.opened(folder, experiment, members)
                     execute(experiment, store, resuming, began, watch, make)
                 except Unfit as unfit:
                     if not unfit.why.keys() <= members.newcomers(t):
                         raise
                     self.attendance.refuse({names[k]: why for k, why in unfit.why.items()})
                     raise OtherMembers from unfit
+
+    def opened(self, folder: Path, experiment: Experiment, members: Members) -> RunFolder:
+        """The run's folder, where it stands who takes part before anybody does."""
+        if (folder / "run.toml").is_file():
+            members.write(folder)
+            return RunFolder.reopen_with(folder, len(members.names))
+        store = RunFolder.create(folder, experiment.run, about(experiment))
+        members.write(folder)
+        return store
 
     @contextmanager
     def started(self, name: str) -> Iterator[Grid]:

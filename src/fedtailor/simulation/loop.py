@@ -90,7 +90,7 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
         if tested and experiment.triggered is not None:
             found["backdoor"] = backdoor(seen, experiment.triggered)
         told = None if ledger is None else {**ledger.row(), "spent": spent}
-        change = experiment.changes.get(server.round, Change())
+        change = experiment.changes.get(before.round + 1, Change())
         record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), told, change, began)
         yield FinishedRound(record, server, steps, tested.said if tested else None)
         engine.clients.commit()  # whoever keeps states has done so
