@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SITES = (10, 50, 200)
 BESIDE = 25  # sites in a process
 IDLE = 30.0  # seconds
-ROUNDS = 5
+ROUNDS = 4
 PATIENCE = 900.0
 
 
@@ -145,4 +145,5 @@ def run(options: Options) -> list[Row]:
     for count in (3,) if options.quick else SITES:
         note(f"sites: {count}")
         rows.append(measured(count, 3 if options.quick else ROUNDS))
+        note(f"sites: {rows[-1].more}, {rows[-1].wall_s:.1f} s a round")
     return rows

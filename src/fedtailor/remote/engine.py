@@ -271,8 +271,8 @@ class RemoteEngine(Engine):
         return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
     def carry_out(self, exchange: Exchange) -> Exchange:
-        """Send to all and read what comes, until enough have replied or time is up. After a quorum, those not there have
-        plan.grace; but none who were away before and still are, and had it then."""
+        """Send to all and read what comes, until enough have replied or time is up. After a quorum, those away have
+        plan.grace; but none who were away before and still are, who had it then."""
         pause, ends, away = Backoff(*PAUSE), self.clock() + self.policy.deadline, frozenset(self.absent)
         grace = math.inf  # until when the absent are waited for
         while not exchange.over:
