@@ -105,9 +105,11 @@ def collect(deployment: Deployment) -> dict[str, Any]:
 
 def describe_site(name: str, node: NodeInfo | None, version: str) -> dict[str, Any]:
     """`seen`: when it was there last, empty if never."""
-    state = "unknown" if node is None else node.status
-    seen = "" if node is None else node.last_deactivated_at if state == "offline" else node.last_activated_at and now()
-    return {"name": name, "state": state, "seen": seen, "version": version}
+    found = {"name": name, "state": "unknown", "seen": "", "version": version}
+    if node is None:
+        return found
+    seen = {"online": now(), "offline": node.last_deactivated_at}
+    return found | {"state": node.status, "seen": seen.get(node.status, "")}
 
 
 def describe_run(deployment: Deployment, name: str, under_way: RunState | None) -> dict[str, Any]:
