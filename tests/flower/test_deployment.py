@@ -22,6 +22,7 @@ from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import add_client, init
 from fedtailor.flower.messages import GridTransport
 from fedtailor.flower.status import collect, state_of
+from fedtailor.remote.members import Members
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.remote.policy import SitePolicy
 from fedtailor.runs.server_bytes import server_to_bytes
@@ -98,6 +99,9 @@ def test_going_on(deployment: Deployment) -> None:
     add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
         deployment.resume("mine", [])
+    Members.first(["client-0", "client-1", "client-2"]).write(deployment.runs / "mine")
+    deployment.resume("mine", [])  # then it is known who was there, and the server sees to the rest
+    assert deployment.waiting() == ["mine"]
 
 
 def test_one_server_a_folder(deployment: Deployment) -> None:
