@@ -28,6 +28,7 @@ PARTS = {
     "warm": Part("warm", "a client that stays against one started for each message", flower=True),
     "secure": Part("secure", "a round with secure sums against one whose replies the server sees"),
     "doors": Part("doors", "strangers who connect to a server and stall: what it holds, for how long", flower=True),
+    "sites": Part("sites", "how many sites a server carries: CPU, memory and seconds a round", flower=True),
     "faults": Part("faults", "bad settings, files and disks: what came of each"),
     "attacks": Part("attacks", "what clients send, attacked: tuners beside each other, with privacy and without"),
     "compile": Part("compiled", "torch.compile, bf16 and ONNX Runtime on the towers, against ours"),

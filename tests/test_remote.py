@@ -820,8 +820,8 @@ def test_too_few_clients_at_the_start_are_an_error_at_the_deadline(tmp_path: Pat
 def test_who_comes_after_the_start_is_told_of_the_run_then(tmp_path: Path) -> None:
     """With a quorum of the others the run has begun; in the round in which it comes, it takes part."""
     there = RemoteWorld(made(), tmp_path)
-    there.transport.away = {1: DEADLINE + 4}
-    assert there.end() == locally("plain")
+    there.transport.away = {1: DEADLINE + 1.5}
+    assert there.end() == locally("plain", (0, 1))
     assert [sent.kind for sent in there.transport.sent if sent.client == 1][:2] == ["query.invite", "train.pass"]
 
 

@@ -255,6 +255,7 @@ def test_a_node_that_came_in_anew_is_asked_and_sent_to_again() -> None:
     transport.send("train.pass", 0, {0: b""})
     assert list(transport.receive()) == []
     grid.since[1] = "2"
+    assert transport.online() == {0}
     (arrival,) = transport.receive()
     assert (arrival.client, arrival.gone) == (0, True)
     assert grid.messages[-1] == (1, "query.who")

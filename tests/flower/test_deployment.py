@@ -23,6 +23,7 @@ from fedtailor.flower.init import DeploymentConfig, add_client, init
 from fedtailor.flower.messages import GridTransport
 from fedtailor.flower.server import where_to_listen
 from fedtailor.flower.status import collect, state_of
+from fedtailor.remote.members import Members
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.remote.policy import SitePolicy
 from fedtailor.runs.server_bytes import server_to_bytes
@@ -99,6 +100,9 @@ def test_going_on(deployment: Deployment) -> None:
     add_client(deployment.root)
     with pytest.raises(UserError, match="began with 3 sites, and there are 4 now"):
         deployment.resume("mine", [])
+    Members.first(["client-0", "client-1", "client-2"]).write(deployment.runs / "mine")
+    deployment.resume("mine", [])  # then it is known who was there, and the server sees to the rest
+    assert deployment.waiting() == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +206,7 @@ def test_a_node_that_came_in_anew_is_written_to_again(monkeypatch: pytest.Monkey
     transport.send("train.pass", 0, {3: b"message"})
     assert list(transport.receive()) == []
     grid.nodes = [NodeInfo(node_id=5, public_key=b"k", last_activated_at="2")]
+    assert transport.online() == {3}
     (arrival,) = transport.receive()
     assert (arrival.client, arrival.gone) == (3, True)
     assert list(transport.receive()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +156,14 @@ def test_the_control_port_asks_for_the_token() -> None:
             asked = Asked(path, port=CONTROL, heads=heads)
             assert (asked.status, asked.read) == (401, 0)
         assert Asked(path, port=CONTROL, heads={"authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+def test_the_gate_takes_no_torch() -> None:
+    """Nor does the process that carries a site's messages, nor a container's check: each would have 200 MB more."""
+    for module in ("superlink", "supernode", "health"):
+        text = f"import sys, fedtailor.flower.{module}; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=True)
+        assert done.stdout == "False\n", module
 
 
 def test_flowers_runtime_has_secrets_of_its_own() -> None:

@@ -56,7 +56,10 @@ PARAMETERS = {
     "flwr.supercore:interceptors.RuntimeTokenHttpInterceptor": "token",
     "flwr.supercore:interceptors.SuperExecAuthHttpInterceptor": "master_secret protected_methods",
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
+    "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "public_key_bytes",
     "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "public_key",
+    "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
+    "flwr.supercore.protobuf.client:ProtobufRequestContext": "rpc_method message request",
     "flwr.supercore.retry:RetryInvoker": (
         "wait_gen_factory recoverable_exceptions max_tries max_time on_success on_backoff on_giveup jitter "
         "should_giveup wait_function"
@@ -99,7 +102,11 @@ FIELDS = {  # of messages on the wire: those that we write or read
 OTHERS = {  # values and plain classes, which the tests below look into
     "flwr.common.constant:ErrorCode",
     "flwr.common.constant:SubStatus",
+    "flwr.common.constant:TIMESTAMP_HEADER",
+    "flwr.supercore.constant:FLEET_HTTP_PUBLIC_KEY_HEADER",
+    "flwr.supercore.constant:FLEET_HTTP_SIGNATURE_HEADER",
     "flwr.supercore.constant:TaskType",
+    "flwr.supercore.protobuf.client:ProtobufCall",
     "flwr.supercore.protobuf.client:ProtobufClientInterceptor",
     "flwr.supercore.run:RunNotRunningException",
     "flwr.supercore.task_identity:TaskIdentity",

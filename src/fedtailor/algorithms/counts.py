@@ -20,23 +20,31 @@ def take_census(server: Server, census: Pass, each: Each) -> Server:
     its last counts, at first zeros, until it next sends some."""
     if "counts" in server.state and not server.new_labels:
         return server
-    return recount(server, each(census, server, range(server.clients)))
+    return recount(server, each(census, server, server.members))
 
 
 def recount(server: Server, replies: Mapping[int, Reply]) -> Server:
     """With the label counts of those who sent some."""
     sent = {k: reply.stats["counts"] for k, reply in replies.items()}
     none = torch.zeros(server.clients, len(next(iter(sent.values()))), dtype=torch.int64)
-    counts = server.state.get("counts", none).clone()
+    counts = server.table("counts", none)
     counts[list(sent)] = torch.stack([*sent.values()])
     return server.remember(counts=counts)
+
+
+def known_counts(server: Server) -> Tensor:
+    """(K, C) label counts, as far as they are known, of those who take part; zeros for others."""
+    counts = server.state["counts"]
+    counts = server.table("counts", counts.new_zeros(server.clients, counts.shape[1]))
+    counts[sorted(server.gone)] = 0
+    return counts
 
 
 def estimate(server: Server, moved: Mapping[int, Tensor], weights: Mapping[int, float]) -> Server:
     """With label counts as far as clients' updates of class-aware rows, (C, M, D), tell them."""
     found = {k: guessed_counts(rows, weights[k]) for k, rows in moved.items()}
     none = torch.zeros(server.clients, len(next(iter(found.values()))), dtype=torch.float64)
-    counts = server.state.get("counts", none).clone()
+    counts = server.table("counts", none)
     counts[list(found)] = torch.stack([*found.values()])
     return server.remember(counts=counts)
 

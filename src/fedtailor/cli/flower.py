@@ -153,12 +153,21 @@ def run(
 
 
 @flower_app.command()
-def status(folder: Folder, as_json: Json = False) -> None:
+def status(
+    folder: Folder,
+    watch: Annotated[bool, typer.Option("--watch", help="go on looking, until Ctrl-C")] = False,
+    as_json: Json = False,
+) -> None:
     """Show which sites are online, which runs are asked for, and how they go."""
     with waiting("looking"):
         from ..flower.deployment import Deployment
         from ..flower.status import collect, render
-    found = collect(Deployment(folder))
+        from .watching import show
+    deployment = Deployment(folder)
+    if watch:
+        show(deployment, as_json)
+        return
+    found = collect(deployment)
     emit(found) if as_json else display(render(found))
 
 

@@ -30,6 +30,7 @@ class Job:
     rebalancer: Rebalancer | None = None  # reweights the gradient of every task loss
     rounds: int = 0  # T
     clients: int = 0  # K
+    gone: frozenset[int] = frozenset()  # of these, who takes no part
     validates: bool = False  # whether the server has data of its own
     privacy: PrivacyStep | None = None  # done to whatever leaves a client, before it is compressed
     updates: str = "fp32"  # how what leaves is compressed
@@ -51,6 +52,11 @@ class Job:
         """Whether clients keep parameters of their own."""
         return any(scope == LOCAL for scope in self.scopes.values())
 
+    @property
+    def members(self) -> list[int]:
+        """The clients that take part."""
+        return [k for k in range(self.clients) if k not in self.gone]
+
     @cached_property
     def bad(self) -> frozenset[int]:
         """Who attacks, in a simulation that has such clients."""
@@ -62,7 +68,9 @@ class Job:
 
     def resumed(self, server: Server) -> Server:
         """A server with what is the same throughout a run, which a checkpoint does not hold."""
-        return replace(server, rounds=self.rounds, clients=self.clients, validates=self.validates, seed=self.seed)
+        return replace(
+            server, rounds=self.rounds, clients=self.clients, gone=self.gone, validates=self.validates, seed=self.seed
+        )
 
     def pass_name(self, pass_: Pass) -> str:
         """What a pass is called on the wire."""

@@ -163,10 +163,21 @@ class Server:
     cluster_of: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # clustering → client → cluster
     state: Params = field(default_factory=dict)  # whatever else the method's server side remembers
     rounds: int = 0  # T
-    clients: int = 0  # K
+    clients: int = 0  # K: how many numbers clients have been given
+    gone: frozenset[int] = frozenset()  # of these, who takes no part any more, or not yet
     validates: bool = False  # whether the server has data of its own, reached as the client OWN
     seed: int = 0  # of the run; every draw adds a path to it (base/rng.py)
     new_labels: bool = False  # whether a labeler has given clients new labels in this round
+
+    @property
+    def members(self) -> list[int]:
+        """The clients that take part."""
+        return [k for k in range(self.clients) if k not in self.gone]
+
+    def table(self, name: str, none: Tensor) -> Tensor:
+        """A table of the state, with a row for each client (or more): as in `none` for those it does not know yet."""
+        known = self.state.get(name, none[:0])
+        return torch.cat([known, none[len(known) :]])
 
     def params_for(self, client: int, scopes: Mapping[str, Scope]) -> Params:
         """What this client is sent: global parameters, and its clusters' copies where it is in one."""

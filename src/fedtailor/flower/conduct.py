@@ -24,8 +24,8 @@ from ..settings.run import Run
 from ..settings.words import run_of
 from ..simulation.build import Experiment, build
 from .messages import GridTransport
-from .server import RoundLog
 from .sites import server_experiment
+from .watch import RoundLog
 
 log = logging.getLogger("fedtailor.flower")
 START = 120.0  # seconds in which the first SuperNode is to be there

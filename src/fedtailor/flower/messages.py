@@ -144,10 +144,10 @@ class GridTransport:
         self.client_of[sent.node] = client
 
     def restarted(self) -> list[Received]:
-        """A node that has come online again since it was sent to may have lost the message, and nobody would say so."""
+        """A node that has come online again since it was sent to may have lost the message, and nobody would say so:
+        as of the last look at who is online."""
         if not self.sent:
             return []
-        self.online()  # looks anew
         since = {node: info.last_activated_at for node, info in self.nodes.items()}
         names = [name for name, sent in self.sent.items() if since.get(sent.node, sent.since) != sent.since]
         lost = [self.sent.pop(name) for name in names]  # who it is, it has been asked anew

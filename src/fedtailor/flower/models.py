@@ -6,7 +6,7 @@ whatever ends the server, nobody is forgotten. A site that gets its model twice 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from ..base.documents import read_json, sealed
@@ -18,7 +18,7 @@ from ..simulation.build import Experiment
 
 MakeRemote = Callable[[Experiment, Mapping[int, ClientState] | None, Path | None], RemoteEngine]
 FILE = "models.json"
-OWED, KEPT = "owed", "kept"
+OWED, KEPT, LEFT = "owed", "kept", "it had left the run"
 SECONDS = 60.0  # for those who are there at a run's end, while others may wait for their run
 AT_LEISURE = 600.0  # for those who are back, while nobody waits
 LOOK, TROUBLE = 5.0, 600.0  # seconds between two looks for such, and how many more after one that failed
@@ -27,10 +27,15 @@ LOOK, TROUBLE = 5.0, 600.0  # seconds between two looks for such, and how many m
 class SiteModels:
     """Of one run: site → "owed", "kept", or why it is not kept there. In the order of the sites' client numbers."""
 
-    def __init__(self, folder: Path, members: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, members: Iterable[str] = (), gone: Collection[int] = ()) -> None:
+        """`gone`: those of the members, by number, who had left before the end."""
         self.folder, self.file = folder, folder / FILE
         told = read_json(self.file, kind=dict[str, str]) if self.file.is_file() else {}
-        self.of: dict[str, str] = told or dict.fromkeys(members, OWED)
+        self.of: dict[str, str] = told or {site: LEFT if k in gone else OWED for k, site in enumerate(members)}
+
+    @property
+    def gone(self) -> set[int]:
+        return {k for k, state in enumerate(self.of.values()) if state == LEFT}
 
     @property
     def owed(self) -> list[str]:
@@ -54,6 +59,6 @@ class SiteModels:
         self.save()
         later = {site: done.trouble.get(number[site], "it is not there") for site in self.owed}
         kept = ", ".join(site for site, state in self.of.items() if state == KEPT)
-        refused = [f"{site}: {state}" for site, state in self.of.items() if state not in (KEPT, OWED)]
+        refused = [f"{site}: {state}" for site, state in self.of.items() if state not in (KEPT, OWED, LEFT)]
         told = [f"{kept} have their models"] if kept else []
         return "; ".join([*told, *refused, *(f"{site} gets its own later ({why})" for site, why in later.items())])

@@ -10,10 +10,8 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -31,15 +29,18 @@ from flwr.superlink.grid import HttpGrid
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
 from ..base.polling import Backoff
+from ..base.version import __version__
 from ..base.workers import torch_threads
 from ..client.job import ClientState
-from ..remote.engine import RemoteEngine, run_id
-from ..runs.callback import Callback
+from ..remote.engine import RemoteEngine, Unfit, Watch, run_id, unwatched
+from ..remote.members import Members, no_leaving
 from ..runs.execute import about, execute
 from ..runs.folder import RunFolder
 from ..settings.run import Run, read_toml
 from ..simulation.build import Experiment
-from ..simulation.loop import RoundRecord
+from .attendance import Attendance
+from .board import FILE as BOARD
+from .board import Board, RunState, now
 from .certificates import ending
 from .control import control_client, keep_token
 from .deployment import Deployment
@@ -48,21 +49,28 @@ from .messages import GridTransport
 from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
 from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
+from .watch import RunWatch
 from .worker import Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
 WAITING = "waiting for a run to be asked for"
 PAUSE = 0.1, 1.0  # seconds between two looks: the first, and at most
+IDLE = 5.0  # seconds between two looks at who is there, while no run is under way
 
 
 class Stopped(Exception):  # noqa: N818  # as it reads
     """The run was taken out of the queue, or this process is to end."""
 
 
+class OtherMembers(Exception):  # noqa: N818  # as it reads
+    """Sites have come or gone: the run goes on from its last checkpoint with those that are there now."""
+
+
 class Coordinator:
     def __init__(self, deployment: Deployment, listen: str, limit_mb: int) -> None:
-        self.deployment, self.over = deployment, until_signal()
+        self.deployment, self.over, self.began = deployment, until_signal(), now()
+        (deployment.folder / BOARD).unlink(missing_ok=True)  # of a server before this one
         secret, config, folder, flwr = secrets.token_hex(32), deployment.config, deployment.folder, deployment.flwr
         write_atomic(flwr / "secret", secret.encode(), private=True)
         keep_token(deployment.token)
@@ -79,18 +87,41 @@ class Coordinator:
         self.admitted: dict[str, bytes] = {}
         self.asked: set[tuple[Path, str, str]] = set()  # run, site and since when: who was offered a model
         self.next_look = 0.0
+        self.attendance = Attendance(deployment, self.control)
+        self.versions: dict[str, str] = {}
+        self.looked = 0.0
         self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
 
     def serve(self) -> None:
         with self.superlink:
             self.admit_sites()
+            self.look_around()
             while not self.over.is_set():
                 self.admit_changes()
                 waiting = self.deployment.waiting()
                 if not waiting:
                     self.give_models()
                 if not waiting or not self.attempt(waiting[0]):
+                    self.look_around()
                     self.over.wait(1.0)
+
+    def look_around(self) -> None:
+        """While no run is under way."""
+        if time.monotonic() - self.looked < IDLE:
+            return
+        self.looked = time.monotonic()
+        try:
+            self.attendance.look()
+            self.publish()
+        except (httpx.HTTPError, UserError) as error:
+            log.warning("cannot see who is there: %s", error)
+
+    def publish(self, run: RunState | None = None, versions: Mapping[str, str] | None = None) -> None:
+        """For `status`, /health and /metrics."""
+        self.versions |= versions or {}
+        sites = {name: name in (self.attendance.online or ()) for name in self.attendance.names}
+        board = Board(at=now(), began=self.began, version=__version__, sites=sites, versions=self.versions, run=run)
+        board.write(self.deployment.folder)
 
     def admit_sites(self) -> None:
         """Let in the sites whose keys are here, and no others, once Flower is there."""
@@ -143,6 +174,8 @@ class Coordinator:
         except (Stopped, BrokenOff):
             later = "; it goes on when the server is started again" if self.over.is_set() else ""
             log.info("%s: stopped%s", name, later, extra={"now": WAITING})
+        except OtherMembers:
+            log.info("%s: goes on with other members", name)
         except (httpx.HTTPError, RunNotRunningException) as error:
             log.warning("%s: lost touch with Flower (%s); going on from the last checkpoint", name, error)
             return False
@@ -155,20 +188,58 @@ class Coordinator:
         return True
 
     def conduct(self, name: str) -> None:
-        (run, members), keys = self.deployment.asked(name), self.deployment.sites()
-        if gone := [site for site in members if site not in keys]:
-            raise UserError(f"{', '.join(gone)} took part in this run and is no longer in the federation")
-        began, folder, wait = time.perf_counter(), self.deployment.runs / name, partial(self.wait, name)
-        with torch_threads(run.threads), self.reached(name, run, members, wait) as (experiment, make):
-            resuming = (folder / "run.toml").is_file()
-            told = f"{name}: going on from its last checkpoint" if resuming else f"{name}: begins"
-            log.info("%s", told, extra={"now": told, "facts": {"run": name}})
-            store = RunFolder.reopen(folder)[0] if resuming else RunFolder.create(folder, run, about(experiment))
-            execute(experiment, store, resuming, began, RoundLog(name), make)
-            try:
-                log.info("%s: %s", name, SiteModels(folder, members).hand_over(experiment, make, SECONDS))
-            except UserError as error:  # the run is none the worse for it
-                log.error("%s: the sites' models: %s", name, error)
+        """From the last checkpoint on, with the sites that are there now, until the run is over or others are there."""
+        (run, asked), folder = self.deployment.asked(name), self.deployment.runs / name
+        resuming = (folder / "run.toml").is_file()
+        told = f"{name}: going on from its last checkpoint" if resuming else f"{name}: begins"
+        log.info("%s", told, extra={"now": told, "facts": {"run": name}})
+        with torch_threads(run.threads):
+            began, built = time.perf_counter(), server_experiment(run)
+            t = RunFolder(folder).done() + 1 if resuming else 1
+            members = Members.read(folder) or Members.first(asked)
+            if t <= built.rounds:
+                members = self.attendance.following(run, members, t)
+            names, gone = members.names, members.gone(t)
+            if len(gone) == len(names):
+                raise UserError("none of the sites of this run is left")
+            experiment = built.with_members(names, gone, members.changes())
+
+            def others_at(done: int) -> None:
+                if done < experiment.rounds:
+                    following = self.attendance.following(run, members, done + 1)
+                    if (following.names, following.gone(done + 1)) != (names, gone):
+                        raise OtherMembers
+
+            def wait(seconds: float) -> None:
+                self.wait(name, seconds)
+                if not no_leaving(run) and self.attendance.taken_away(members.present(t)):
+                    raise OtherMembers
+
+            watch = RunWatch(name, names, t - 1, experiment.rounds, self.attendance, self.publish, others_at)
+            present = {k: site for k, site in enumerate(names) if k not in gone}
+            with self.reached(name, run, present, wait, watch.look) as make:
+                try:
+                    store = self.opened(folder, experiment, members)
+                    execute(experiment, store, resuming, began, watch, make)
+                except Unfit as unfit:
+                    if not unfit.why.keys() <= members.newcomers(t):
+                        raise
+                    self.attendance.refuse({names[k]: why for k, why in unfit.why.items()})
+                    raise OtherMembers from unfit
+                try:
+                    models = SiteModels(folder, names, gone)
+                    log.info("%s: %s", name, models.hand_over(experiment, make, SECONDS))
+                except UserError as error:  # the run is none the worse for it
+                    log.error("%s: the sites' models: %s", name, error)
+
+    def opened(self, folder: Path, experiment: Experiment, members: Members) -> RunFolder:
+        """The run's folder, where it stands who takes part before anybody does."""
+        if (folder / "run.toml").is_file():
+            members.write(folder)
+            return RunFolder.reopen_with(folder, len(members.names))
+        store = RunFolder.create(folder, experiment.run, about(experiment))
+        members.write(folder)
+        return store
 
     def give_models(self) -> None:
         """To sites that were away when their run ended, and are back. Once for each time that they come."""
@@ -207,25 +278,30 @@ class Coordinator:
                 raise Stopped
 
         run, name = read_toml(models.folder / "run.toml"), models.folder.name
-        with torch_threads(run.threads), self.reached(name, run, list(models.of), wait) as (experiment, make):
-            log.info("%s: %s", name, models.hand_over(experiment, make, AT_LEISURE))
+        with torch_threads(run.threads):
+            experiment = server_experiment(run).with_members([*models.of], models.gone)
+            with self.reached(name, run, dict(enumerate(models.of)), wait) as make:
+                log.info("%s: %s", name, models.hand_over(experiment, make, AT_LEISURE))
 
     @contextmanager
     def reached(
-        self, name: str, run: Run, members: Sequence[str], wait: Callable[[float], None]
-    ) -> Iterator[tuple[Experiment, MakeRemote]]:
-        """A run's experiment, and what makes the engine that reaches its sites."""
+        self,
+        name: str,
+        run: Run,
+        sites: Mapping[int, str],
+        wait: Callable[[float], None],
+        watch: Watch = unwatched,
+    ) -> Iterator[MakeRemote]:
+        """What makes the engine that reaches a run's sites, which are given by number."""
         keys = self.deployment.sites()
-        numbers = {keys[site]: k for k, site in enumerate(members) if site in keys}
-        built = server_experiment(run)
-        experiment = replace(built, federation=replace(built.federation, names=tuple(members)))
+        numbers = {keys[site]: k for k, site in sites.items() if site in keys}
         with self.started(name, wait) as grid:
             transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
 
             def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
-                return RemoteEngine(made, clients, transport, run_id(at), name, wait=wait)
+                return RemoteEngine(made, clients, transport, run_id(at), name, wait=wait, watch=watch)
 
-            yield experiment, make
+            yield make
 
     @contextmanager
     def started(self, name: str, wait: Callable[[float], None]) -> Iterator[Grid]:
@@ -253,21 +329,6 @@ class Coordinator:
         self.admit_changes()
         if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
-
-
-@dataclass(frozen=True)
-class RoundLog(Callback):
-    name: str
-
-    def on_round(self, record: RoundRecord, rounds: int) -> None:
-        told = f"{self.name}: round {record.round} of {rounds}"
-        if record.shared and record.shared.overall is not None:
-            told += f", accuracy {record.shared.overall:.1f}%"
-        if record.dropped:
-            told += f", without {', '.join(f'{name} ({why})' for name, why in record.dropped.items())}"
-        now = f"{self.name}: round {record.round + 1} of {rounds}" if record.round < rounds else f"{self.name}: ending"
-        facts = {"run": self.name, "round": record.round, "rounds": rounds, "dropped": record.dropped}
-        log.info("%s", told, extra={"now": now, "facts": facts})
 
 
 def where_to_listen(listen: str, config: DeploymentConfig) -> str:

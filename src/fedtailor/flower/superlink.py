@@ -14,6 +14,7 @@ from flwr.superlink.main import create_app
 
 from .doors import Server
 from .gate import Gate
+from .health import Told, health, metrics
 from .site_keys import SiteKeys
 
 
@@ -31,9 +32,11 @@ def main() -> None:
     start_parent_process_monitor(int(parent))
     config = _parse_superlink_lifespan_config()
     control, outside = listen(f"{config.host}:{config.port}"), listen(public)
-    app = create_app(config, SuperLinkLifespan)
+    folder = Path(keys).parent
+    app = Told(create_app(config, SuperLinkLifespan), "/metrics", metrics, folder)
     gate = Gate(app, int(limit), SiteKeys(Path(keys)), Path(token).read_text())
-    Server(gate, outside, str(config.ssl_keyfile), str(config.ssl_certfile)).run(sockets=[control])
+    server = Told(gate, "/health", health, folder)
+    Server(server, outside, str(config.ssl_keyfile), str(config.ssl_certfile)).run(sockets=[control])
 
 
 if __name__ == "__main__":

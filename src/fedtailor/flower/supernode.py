@@ -3,7 +3,8 @@
 It carries messages and runs nothing: what they ask for is done by the site's own process (worker.py), whatever app the
 server may send along. It ends when that process does.
 
-It looks for messages every half second while there is work; Flower's 3 s are most of what a short pass takes. And it
+It looks for messages every half second while there is work, since Flower's 3 s are most of what a short pass takes, and
+every ten seconds when there has been none for long, since each look takes the server some milliseconds. And it
 sends a reply as soon as there is one; Flower's looks for replies only after a message, and takes any for the one to
 that message: after a late one, as when the server was restarted, the next would be stuck. Of a message that is longer
 than the limit, in bytes, it does not fetch the rest; Flower's fetches any. Whenever the server has answered it touches
@@ -26,7 +27,9 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from ..base.polling import Backoff
 from .process import ALIVE
 
-PAUSES = 0.5, 3.0, 1.04  # seconds between two looks for a message: at first, at most (after a minute), and their growth
+# Seconds between two looks for a message: at first, at most (after four minutes), and their growth, which keeps what
+# is waited beyond need to a twenty-fifth of what has been waited.
+PAUSES = 0.5, 10.0, 1.04
 
 
 PullObject = Callable[[int, str], bytes]
@@ -67,7 +70,8 @@ def main() -> None:
 
     patched: Any = internal
     patched._pull_and_store_message = pull_or_push
-    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, pause.next())))
+    # Flower's 3 s between two looks; its other pauses are shorter, and stay.
+    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds if seconds < 1 else pause.next()))
     flower_supernode()
 
 

@@ -20,7 +20,16 @@ from torch import Tensor
 
 from ..algorithms.bandit import BanditSettings
 from ..algorithms.clustering import ClusterSettings
-from ..algorithms.counts import TABLES, accuracy_and_f1, class_rows, estimate, recount, take_census, validate
+from ..algorithms.counts import (
+    TABLES,
+    accuracy_and_f1,
+    class_rows,
+    estimate,
+    known_counts,
+    recount,
+    take_census,
+    validate,
+)
 from ..base.errors import UserError
 from ..base.rng import number
 from ..core import GLOBAL, OWN, Batch, Cluster, Each, Gradient, Me, Method, Model, Params, Reply, Scope, Server
@@ -99,7 +108,7 @@ class CAPT(Method):
         inbox = {"since": server.state.get("since", torch.tensor(0)), "whole": torch.tensor(unite)}
         inbox["held"] = torch.tensor(self.bandit and not server.validates)
         if self.informed and "counts" in server.state:  # estimates come after the first round
-            inbox["counts"] = server.state["counts"].sum(0)
+            inbox["counts"] = known_counts(server).sum(0)
         replies = each(self.train, server, cohort, dict.fromkeys(cohort, inbox))  # Alg. 1, l. 4–6
         server = recount(server, replies) if self.counted else server
         server = self.estimate(server, replies) if self.estimated else server
@@ -172,7 +181,7 @@ class CAPT(Method):
         """Cluster the cohort in both ways and average within; also the replies as their clusters now have them."""
         cohort, members, seed = sorted(replies), dict(replies), number(server.seed, "clusters", server.round)
         alone = range(len(cohort))
-        counts = server.state["counts"] if self.clustering else None
+        counts = known_counts(server) if self.clustering else None
         labels = (alone, alone) if counts is None else self.clusters.labels(counts[cohort], seed, counts.sum(0))
         for scope, label in zip((SIMILAR, DIVERSE), labels, strict=True):  # Eqs. 5, 6
             groups, names = dict(zip(cohort, label, strict=True)), self.names(server.params, scope)

@@ -17,6 +17,7 @@ from ..core import Batch, Each, Form, Forms, Gradient, LocalTraining, Me, Method
 from ..core.method import even, weighted_mean
 
 ALL, MINE = "scaffold.all.", "scaffold.mine."  # before a parameter's name: c, c_i
+CLIENTS = "scaffold.clients"  # in the server's state: N
 
 
 class Scaffold(Method):
@@ -43,6 +44,7 @@ class Scaffold(Method):
         return True
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
+        server = grown(server)
         c = {name: value for name, value in server.state.items() if name.startswith(ALL)}
         return self.aggregate(server, each(self.train, server, cohort, dict.fromkeys(cohort, c)))
 
@@ -74,3 +76,10 @@ class Scaffold(Method):
 
     def statistics(self, name: str, model: Model, theta: Params) -> Forms:
         return {ALL + n: Form(v, optional=True) for n, v in theta.items()} if name == "train" else {}
+
+
+def grown(server: Server) -> Server:
+    """c is the mean of N clients' c_i, those who have left among them; of those who came since, it is 0."""
+    before = int(server.state.get(CLIENTS, torch.tensor(server.clients)))
+    c = {n: v * (before / server.clients) for n, v in server.state.items() if n.startswith(ALL)}
+    return server.remember(**c, **{CLIENTS: torch.tensor(server.clients)})

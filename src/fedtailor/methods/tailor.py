@@ -42,7 +42,7 @@ class Tailor(Method):
 
     def round(self, server: Server, cohort: Sequence[int], each: Each) -> Server:
         if server.round == 0 or server.new_labels:
-            each(self.count, server, range(server.clients))
+            each(self.count, server, server.members)
         return super().round(server, cohort, each)
 
     def count(self, model: Model, me: Me, theta: Params) -> Reply:

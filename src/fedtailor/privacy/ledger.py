@@ -70,8 +70,8 @@ class Ledger:
         releases.begin(server.round)
         none = {BY_CLIENT + kind: torch.zeros(server.clients, dtype=torch.int64) for kind in KINDS}
         none |= {BY_SIZE + kind: torch.zeros(server.clients + 1, dtype=torch.int64) for kind in KINDS}
-        before = {name: server.state.get(name, zero) for name, zero in none.items()}
-        known = server.state.get(PICTURES, torch.zeros(server.clients, dtype=torch.int64)).clone()
+        before = {name: server.table(name, zero) for name, zero in none.items()}
+        known = server.table(PICTURES, torch.zeros(server.clients, dtype=torch.int64))
         for k, n in pictures.items():
             known[k] = min(n, int(known[k])) if known[k] else n  # fewer tell more
         return cls(privacy, server.clients, cohort, before, releases, local, known)
@@ -111,7 +111,7 @@ class Ledger:
 
     def affords(self, before: Server) -> bool:
         """Whether there may be another round like the one that began with `before`."""
-        next_ = {name: 2 * now - before.state.get(name, torch.zeros_like(now)) for name, now in self.released.items()}
+        next_ = {name: 2 * now - before.table(name, torch.zeros_like(now)) for name, now in self.released.items()}
         return all(not limit or self.epsilon(kind, next_) <= limit for kind, limit in self.limits.items())
 
     def epsilon(self, kind: str, released: Mapping[str, Tensor] | None = None) -> float:

@@ -147,7 +147,7 @@ class RemoteClient:
         )
         log.warning("%s", words, exc_info=error if why == "failed" else None, extra={"facts": facts, "now": WAITING})
         request_id = order.request_id if isinstance(order, messages.Numbered) else ""
-        refusal = messages.Refusal(request_id=request_id, why=why)
+        refusal = messages.Refusal(request_id=request_id, why=why, version=__version__ if why == "version" else "")
         return self.send(order, Answer(refusal, detail=detail))
 
     def send(self, order: messages.Message | None, answer: Answer) -> bytes:

@@ -62,6 +62,14 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class Unfit(UserError):  # noqa: N818  # as it reads
+    """Some clients can take no part in this run at all."""
+
+    def __init__(self, text: str, why: Mapping[int, str]) -> None:
+        super().__init__(text)
+        self.why = why  # by client
+
+
 class StateLost(UserError):  # noqa: N818  # as it reads
     """A run cannot go on as if nothing had happened."""
 
@@ -73,6 +81,7 @@ class Exchange:
     kind: str
     round: int
     waiting: set[int]
+    quorum: int  # replies, after which the absent have plan.grace left
     enough: int  # replies
     # The request to a client, and what to do with its reply, or an error. None: it is about the invitation alone.
     write: Callable[[int], tuple[messages.Request, messages.TensorGroups]] | None = None
@@ -112,6 +121,14 @@ class Exchange:
             self.trouble[k] = trouble
 
 
+# Is told of an exchange, and who is online, at each look for replies.
+Watch = Callable[["RemoteEngine", Exchange, Collection[int]], object]
+
+
+def unwatched(engine: "RemoteEngine", exchange: Exchange, online: Collection[int]) -> None:
+    pass
+
+
 class RemoteEngine(Engine):
     def __init__(
         self,
@@ -122,15 +139,17 @@ class RemoteEngine(Engine):
         name: str = "",  # what people call it
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
+        watch: Watch = unwatched,
     ) -> None:
         super().__init__(experiment.job, clients)
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
         self.transport, self.invitation = transport, invitation_of(experiment, run, name)
-        self.clock, self.wait, self.oversample = clock, wait, self.policy.oversample
+        self.clock, self.wait, self.watch, self.oversample = clock, wait, watch, self.policy.oversample
         start = secrets.token_hex(4)
         self.request_ids = (f"{start}-{n}" for n in count(1))
         self.invited: set[int] = set()  # who has had the invitation from this process
         self.samples: dict[int, int] = {}  # how many each had when it joined
+        self.versions: dict[int, str] = {}  # of fedtailor, at each that has said
         self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
         self.absent: set[int] = set()  # who did not reply when asked last
         self.kept, self.last = dict[int, int](), dict[int, int]()  # states' versions at the last two checkpoints
@@ -145,13 +164,14 @@ class RemoteEngine(Engine):
 
     def open(self) -> None:
         """Invite every client. All that are there must be fit for the run, and there must be a quorum of them."""
-        K = self.job.clients
-        done = self.carry_out(Exchange("query.invite", 0, set(range(K)), K))
+        members = self.job.members
+        needed, all_ = self.quorum(len(members)), len(members)
+        done = self.carry_out(Exchange("query.invite", 0, set(members), needed, all_))
         told = "; ".join(f"client {k}: {why}" for k, why in sorted(done.trouble.items()))
         if done.unfit:
-            raise UserError(f"not all clients can take part in this run ({told})")
-        if len(done.taken) < self.quorum(K):
-            raise UserError(f"only {len(done.taken)} of {K} clients are ready ({told}); start the others")
+            raise Unfit(f"not all clients can take part in this run ({told})", {k: done.trouble[k] for k in done.unfit})
+        if len(done.taken) < needed:
+            raise UserError(f"only {len(done.taken)} of {all_} clients are ready ({told}); start the others")
 
     def begin_round(self, invited: Collection[int], wanted: int) -> None:
         self.cohort, self.wanted = set(invited), wanted
@@ -197,7 +217,8 @@ class RemoteEngine(Engine):
 
         began = self.clock()
         enough = min(self.wanted, len(tasks)) if self.cohort.issuperset(tasks) else len(tasks)
-        done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, enough, write, take))
+        needed = self.quorum(enough)
+        done = self.carry_out(Exchange("train.pass", round_, tasks.keys() - self.out, needed, enough, write, take))
         took = round(self.clock() - began, 4)
         for k, why in outliers(tasks, replies, self.policy.longest).items():
             done.trouble[k], self.clients[k] = why, before[k]
@@ -207,7 +228,7 @@ class RemoteEngine(Engine):
         dropped = sorted(done.trouble.items())
         self.log += [StepLog(round_, k, name, 0, 0.0, tasks[k].bytes, 0, took, why) for k, why in dropped]
         self.out |= done.trouble.keys()
-        if len(replies) < (needed := self.quorum(enough)):
+        if len(replies) < needed:
             raise TooFewReplies(f"{len(replies)} of {len(tasks)} clients replied, {needed} are needed (plan.quorum)")
         return replies
 
@@ -237,8 +258,9 @@ class RemoteEngine(Engine):
 
         for stage in total.stages:
             enough = total.enough(stage, there)
+            quorum = enough if stage is total.stages[-1] else min(needed, enough)
             ways = partial(write, stage=stage), partial(take, stage=stage)
-            done = self.carry_out(Exchange(stage.kind, round_, set(there), enough, *ways))
+            done = self.carry_out(Exchange(stage.kind, round_, set(there), quorum, enough, *ways))
             if stage is not total.stages[-1]:
                 there = done.taken
                 self.out |= done.trouble.keys()
@@ -294,12 +316,13 @@ class RemoteEngine(Engine):
                 raise UserError(f"its scores are not scores of {experiment.groups.classes} classes")
             self.tested[k] = message
 
-        K, last = self.job.clients, server.round - 1
-        there = set(range(K)) - self.absent.difference(self.transport.online() if self.absent else ())
-        done = self.carry_out(Exchange("evaluate.test", last, there, K, write, take))
+        members, last = self.job.members, server.round - 1
+        there = set(members) - self.absent.difference(self.transport.online() if self.absent else ())
+        needed, all_ = self.quorum(len(members)), len(members)
+        done = self.carry_out(Exchange("evaluate.test", last, there, needed, all_, write, take))
         self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
         none = score(np.empty(0, np.int64), np.empty(0, np.int64), experiment.groups)
-        clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(K)])
+        clients = Scores.of([self.tested[k].personal if k in self.tested else none for k in range(self.job.clients)])
         untuned = Scores.of([reply.zero_shot for reply in self.tested.values()]).mean() if self.tested else None
         if len(experiment.tests.labels) or not self.tested:
             return Evaluation(score_shared(experiment.job, server, experiment.tests), clients, untuned)
@@ -327,7 +350,7 @@ class RemoteEngine(Engine):
 
         self.invited |= set(to)  # who has no invitation any more says so
         there = set(to).intersection(self.transport.online())
-        return self.carry_out(Exchange(MODEL, self.job.rounds, there, len(there), write, take), seconds)
+        return self.carry_out(Exchange(MODEL, self.job.rounds, there, len(there), len(there), write, take), seconds)
 
     def heading(self, k: int) -> dict[str, Any]:
         """What every request to a client begins with: its own id, and the state that it is about."""
@@ -335,16 +358,25 @@ class RemoteEngine(Engine):
         return {"run": self.invitation.run, "client": k, "request_id": next(self.request_ids), **about}
 
     def carry_out(self, exchange: Exchange, seconds: float | None = None) -> Exchange:
-        """Send to all, read what comes, until all or enough have replied or time is up (by default: plan.deadline)."""
-        pause, ends = Backoff(*PAUSE), self.clock() + (self.policy.deadline if seconds is None else seconds)
+        """Send to all and read what comes, until enough have replied or time is up (by default: plan.deadline). After a
+        quorum, those away have plan.grace; but none who were away before and still are, who had it then."""
+        pause, away = Backoff(*PAUSE), frozenset(self.absent)
+        ends = self.clock() + (self.policy.deadline if seconds is None else seconds)
+        grace = math.inf  # until when the absent are waited for
         while not exchange.over:
+            online = set(self.transport.online())
+            self.watch(self, exchange, online)
             if exchange.unsent:
-                self.send(exchange, exchange.unsent.intersection(self.transport.online()))
+                self.send(exchange, exchange.unsent & online)
             quiet = True
             for arrival in self.transport.receive():
                 if arrival.client in exchange.waiting and not exchange.over:
                     self.receive(exchange, arrival)
                     quiet = quiet and arrival.gone  # who is not there may be tried again, but not at once
+            if len(exchange.taken) >= exchange.quorum:
+                grace = min(grace, self.clock() + self.policy.grace)
+                if exchange.waiting.isdisjoint(online) and (exchange.waiting <= away or self.clock() >= grace):
+                    break
             if (left := ends - self.clock()) <= 0:
                 break
             if not quiet:
@@ -356,6 +388,7 @@ class RemoteEngine(Engine):
             late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
             missed = "gone: it was not there, or left" if k in exchange.unsent else late
             exchange.trouble[k] = NOT_NEEDED if len(exchange.taken) >= exchange.enough else missed
+        self.watch(self, exchange, self.transport.online())
         return exchange
 
     def send(self, exchange: Exchange, online: set[int]) -> None:
@@ -388,8 +421,10 @@ class RemoteEngine(Engine):
         if isinstance(message, messages.Ready):
             self.invited.add(k)
             self.samples.setdefault(k, message.samples)
+            self.versions[k] = __version__  # others refuse
             return exchange.send_again(k) if exchange.write else exchange.finish(k)
         if isinstance(message, messages.Refusal):
+            self.versions |= {k: message.version} if message.version else {}
             if message.request_id in ("", due):
                 return self.read_refusal(exchange, k, message)
         elif not isinstance(message, messages.Numbered) or (message.run, message.client) != (self.invitation.run, k):

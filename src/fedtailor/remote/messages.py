@@ -186,11 +186,12 @@ class Refusal(Message):
 
     kind: Literal["refusal"] = "refusal"
     request_id: RequestId | Literal[""] = ""  # of an invitation, or what could not be read, there is none
+    version: Annotated[str, Field(max_length=100, pattern=r"^[0-9A-Za-z.+-]*$")] = ""  # fedtailor's, where that is why
     why: RefusalCode
 
     @property
     def text(self) -> str:
-        return SENTENCES[self.why]
+        return SENTENCES[self.why] + (f" ({self.version} there)" if self.version else "")
 
 
 SumRequest = KeysRequest | SharesRequest | MaskedRequest | OpenRequest

@@ -110,6 +110,18 @@ class RunFolder:
             raise UserError(f"{folder} is not empty; {hint}choose another --out")
 
     @classmethod
+    def reopen_with(cls, folder: Path, clients: int) -> RunFolder:
+        """The same for a run that has so many clients by now."""
+        store, run, about = cls.reopen(folder)
+        try:
+            if run.clients != clients:
+                store.change(run.model_copy(update={"clients": clients}), about)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
     def reopen(cls, folder: Path) -> tuple[RunFolder, Run, dict[str, str]]:
         """An existing run folder, refused if it is none or of another version."""
         toml = folder / "run.toml"

@@ -140,7 +140,19 @@ class RoundPolicy(Strict):
 
     deadline: float = Field(3600.0, gt=0, allow_inf_nan=False, description="seconds a pass; who is later is left out")
     quorum: float = Field(1.0, gt=0, le=1, description="part of the clients that must answer, or the round is repeated")
+    grace: float = Field(
+        60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds for which the absent are waited for after a quorum",
+    )
     oversample: float = Field(0.0, ge=0, le=10, description="so much more are asked (0.5: half more); the first count")
+    away: float = Field(
+        86400.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds offline until a client is no longer drawn; 0: any",
+    )
     tries: int = Field(3, ge=1, description="of a round that lacks its quorum, before the run stops")
     lost: Literal["stop", "anew"] = Field("stop", description="a client has lost its state: stop, or let it begin anew")
     updates: Literal["fp32", "fp16", "int8"] = Field("fp32", description="what clients send up, in how many bits")

@@ -1,10 +1,13 @@
 """From settings to everything a run needs: data dealt out, CLIP loaded, images encoded."""
 
+from __future__ import annotations
+
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +42,13 @@ ONLY_DRAWN = (
 NOTHING = CachedFeatures(np.empty((0, 0), np.float32))
 
 
+class Change(NamedTuple):
+    """Who came and who went between two rounds, by name."""
+
+    joined: Sequence[str] = ()
+    left: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Everything a run needs."""
@@ -52,6 +62,7 @@ class Experiment:
     transform: Preprocess
     aside: EvalSet | None = None  # held out of training, and no test pictures: to calibrate by
     triggered: EvalSet | None = None  # the test pictures with a backdoor's mark, in a simulation that has one
+    changes: Mapping[int, Change] = field(default_factory=dict)  # before which round, from 1, some came or went
 
     @property
     def rounds(self) -> int:
@@ -69,6 +80,16 @@ class Experiment:
     @property
     def groups(self) -> Groups:
         return self.tests.groups
+
+    def with_members(
+        self, names: Sequence[str], gone: Collection[int], changes: Mapping[int, Change] | None = None
+    ) -> Experiment:
+        """The same with clients of these names, in the order of their numbers, some of whom take no part."""
+        run = self.run.model_copy(update={"clients": len(names)})
+        size = max(int(run.fraction * (len(names) - len(gone))), 1)
+        job = replace(self.job, clients=len(names), gone=frozenset(gone), cohort=size)
+        federation = replace(self.federation, names=tuple(names))
+        return replace(self, run=run, job=job, federation=federation, changes=changes or {})
 
 
 def deal(run: Run, progress: ProgressFn | None = None) -> tuple[Federation, Groups]:

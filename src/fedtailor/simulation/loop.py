@@ -3,8 +3,8 @@
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..base.errors import UserError
@@ -16,7 +16,7 @@ from ..evaluation.diagnostics.round import RoundView
 from ..evaluation.metrics import Score
 from ..evaluation.testing import Said
 from ..privacy.ledger import BudgetSpent
-from .build import Experiment
+from .build import Change, Experiment
 from .engine import Engine, Evaluation, StepLog, TooFewReplies
 from .guarded import Guarded
 
@@ -42,6 +42,8 @@ class RoundRecord:
     untuned: Score | None  # zero-shot CLIP on remote clients' own test pictures
     dropped: dict[str, str]  # by client, why its reply does not count
     privacy: dict[str, Any] | None = None  # ε and δ so far, and whether there can be no further round
+    joined: list[str] = field(default_factory=list)  # who takes part from this round on, and did not in the last
+    left: list[str] = field(default_factory=list)  # who did in the last, and does not any more
 
     def row(self) -> dict[str, Any]:
         """As a line of rounds.jsonl."""
@@ -88,7 +90,8 @@ def rounds(experiment: Experiment, engine: Engine, server: Server) -> Iterator[F
         if tested and experiment.triggered is not None:
             found["backdoor"] = backdoor(seen, experiment.triggered)
         told = None if ledger is None else {**ledger.row(), "spent": spent}
-        record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), told, began)
+        change = experiment.changes.get(before.round + 1, Change())
+        record = record_of(seen, tested, steps, found, engine.pseudo_labels(experiment), told, change, began)
         yield FinishedRound(record, server, steps, tested.said if tested else None)
         engine.clients.commit()  # whoever keeps states has done so
 
@@ -127,7 +130,8 @@ def run_round(
     """One round: labels where they are due, then the method's round, or its closing one. Its cohort is drawn, unless it
     is given. Also: who was asked."""
     run, method, labeler, t = experiment.run, experiment.job.method, experiment.job.labeler, server.round
-    everyone = method.everyone(run.clients)
+    members = experiment.job.members
+    everyone = among(members, method.everyone)
     if cohort is not None and not (cohort and set(cohort) <= set(everyone)):
         raise UserError(f"a cohort of {list(cohort)} was given; it needs one or more of the clients {everyone}")
     if t >= run.rounds:
@@ -136,7 +140,8 @@ def run_round(
         return replace(method.close(server, asked, engine), round=t + 1), asked
 
     def draw(fraction: float) -> list[int]:
-        return sorted(set(cohort or ())) or method.cohort(t, run.clients, fraction, generator(run.seed, "cohort", t))
+        rng = generator(run.seed, "cohort", t)
+        return sorted(set(cohort or ())) or among(members, lambda n: method.cohort(t, n, fraction, rng))
 
     ledger = engine.ledger(server)
     each = Guarded(engine, run.robust.value, ledger) if run.robust.value or ledger else engine
@@ -151,6 +156,11 @@ def run_round(
     return replace(after, round=t + 1, new_labels=False), asked
 
 
+def among(members: Sequence[int], choose: Callable[[int], list[int]]) -> list[int]:
+    """Some of those who take part, chosen by their places; below 0 is the server, with data of its own."""
+    return [k if k < 0 else members[k] for k in choose(len(members))]
+
+
 def record_of(
     seen: RoundView,
     tested: Evaluation | None,
@@ -158,16 +168,17 @@ def record_of(
     diagnostics: dict[str, Any],
     pseudo: dict[str, Any] | None,
     privacy: dict[str, Any] | None,
+    change: Change,
     began: float,
 ) -> RoundRecord:
-    name_of = seen.federation.name_of
+    name_of, members = seen.federation.name_of, seen.job.members
     return RoundRecord(
         round=seen.before.round + 1,
         cohort=[name_of(k) for k in seen.cohort],
         classes=seen.federation.class_names,
         shared=seen.shared,
         personal=seen.personal,
-        clients={name_of(k): overall for k, overall in enumerate(tested.clients.overall)} if tested else {},
+        clients={name_of(k): tested.clients.overall[k] for k in members} if tested else {},
         bytes_up=sum(step.bytes_up for step in steps),
         bytes_down=sum(step.bytes_down for step in steps),
         seconds=round(time.perf_counter() - began, 4),
@@ -177,4 +188,6 @@ def record_of(
         untuned=tested.untuned if tested else None,
         dropped={name_of(step.client): step.dropped for step in steps if step.dropped},
         privacy=privacy,
+        joined=[*change.joined],
+        left=[*change.left],
     )
