@@ -294,4 +294,4 @@ def test_what_is_sent_holds_no_more_than_its_line_says() -> None:
     from fedtailor.remote.messages import encode
 
     _, note = from_bytes(encode(Refusal(why="failed")))
-    assert note["message"] == {"kind": "refusal", "request_id": "", "why": "failed"}
+    assert note["message"] == {"kind": "refusal", "request_id": "", "why": "failed", "version": ""}

@@ -383,11 +383,12 @@ class RemoteEngine(Engine):
                 pause.reset()
             elif not exchange.over:
                 self.wait(min(pause.next(), left))
-        self.absent = (self.absent | exchange.waiting) - exchange.taken
+        needless = len(exchange.taken) >= exchange.enough  # to wait for those who are left
+        self.absent = (self.absent | (set() if needless else exchange.waiting)) - exchange.taken
         for k in exchange.waiting:
             late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
             missed = "gone: it was not there, or left" if k in exchange.unsent else late
-            exchange.trouble[k] = NOT_NEEDED if len(exchange.taken) >= exchange.enough else missed
+            exchange.trouble[k] = NOT_NEEDED if needless else missed
         self.watch(self, exchange, self.transport.online())
         return exchange
 
