@@ -25,9 +25,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     there.stop()
 
 
-def ask(there: Deployed, path: str, port: int) -> str:
+def ask(there: Deployed, path: str, port: int, token: str = "") -> str:
     trusted = ssl.create_default_context(cafile=str(there.home / "server" / "ca.pem"))
-    with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", context=trusted, timeout=60) as answer:
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, context=trusted, timeout=60) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -50,9 +51,7 @@ def test_a_site_joins_and_another_leaves(there: Deployed) -> None:
     there.client(1)
     until(lambda: len(there.rows("mine")) >= 2, told=there.logs)
 
-    there.kill("server")
     shutil.move(there.folder / "client-2.pub", keys / "client-2.pub")
-    there.server()
     there.client(2)
     joined = round_with(there, "joined", "client-2")
     assert joined > 2
@@ -86,9 +85,11 @@ def look_at(there: Deployed) -> None:
     assert all(site["seen"] for site in sites)
     health = json.loads(ask(there, "/health", there.control))
     assert (health["status"], health["run"]["name"]) == ("up", "mine")
-    told = ask(there, "/metrics", there.control)
+    told = ask(there, "/metrics", there.control, (there.home / "server" / "flwr" / "token").read_text())
     assert 'fedtailor_site_online{site="client-2"} 1' in told
     assert 'fedtailor_rounds{run="mine"} 200' in told
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(there, "/metrics", there.control)
     for path in ("/health", "/metrics"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(there, path, there.port)
