@@ -57,7 +57,6 @@ PARAMETERS = {
     "flwr.supercore:interceptors.SuperExecAuthHttpInterceptor": "master_secret protected_methods",
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
     "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "public_key_bytes",
-    "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "public_key",
     "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
     "flwr.supercore.protobuf.client:ProtobufRequestContext": "rpc_method message request",
     "flwr.supercore.retry:RetryInvoker": (
