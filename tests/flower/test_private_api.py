@@ -27,14 +27,11 @@ DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 PARAMETERS = {
     "flwr.cli.build:build_fab_from_disk": "app",
     "flwr.common.serde:context_from_proto": "context_proto",
-    "flwr.common.serde:fab_to_proto": "fab",
     "flwr.common.serde:run_from_proto": "run_proto",
-    "flwr.common.serde:user_config_to_proto": "user_config",
     "flwr.supercore.app_utils:start_parent_process_monitor": "parent_pid",
     "flwr.supercore.control:ControlHttpClient.from_server_address": (
         "server_address insecure root_certificates interceptors retry_invoker"
     ),
-    "flwr.supercore.fab:Fab": "hash_str content verifications",
     "flwr.supercore.heartbeat:HeartbeatSender": "heartbeat_fn",
     "flwr.supercore.heartbeat:HeartbeatSender.start": "self",
     "flwr.supercore.heartbeat:HeartbeatSender.stop": "self",
@@ -86,6 +83,7 @@ FIELDS = {  # of messages on the wire: those that we write or read
     "flwr.proto.control_pb2:StartRunRequest": "fab override_config",
     "flwr.proto.control_pb2:StartRunResponse": "run_id",
     "flwr.proto.control_pb2:UnregisterNodeRequest": "node_id",
+    "flwr.proto.fab_pb2:Fab": "hash_str content",
     "flwr.proto.fleet_pb2:PushMessagesRequest": "message_object_trees",
     "flwr.proto.node_pb2:Node": "node_id",
     "flwr.proto.node_pb2:NodeInfo": "node_id status last_activated_at public_key",
@@ -97,6 +95,7 @@ FIELDS = {  # of messages on the wire: those that we write or read
     "flwr.proto:runtime_pb2.SendTaskHeartbeatResponse": "success",
     "flwr.proto.runtime_pb2:PullTaskInputRequest": "",
     "flwr.proto.runtime_pb2:PullTaskInputResponse": "context run task_id",
+    "flwr.proto.transport_pb2:Scalar": "string",
 }
 OTHERS = {  # values and plain classes, which the tests below look into
     "flwr.common.constant:ErrorCode",

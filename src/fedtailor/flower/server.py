@@ -16,12 +16,13 @@ from pathlib import Path
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
+from flwr.proto.transport_pb2 import Scalar
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -308,8 +309,8 @@ class Coordinator:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
             fab = build_fab_from_disk(self.deployment.root / "app")
-        app = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
-        request = StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name}))
+        app = Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab)
+        request = StartRunRequest(fab=app, override_config={"run": Scalar(string=name)})
         started, pause = self.control.StartRun(request).run_id, Backoff(*PAUSE)
         while (task := self.runtime.acquire()) is None or task.run != started:
             if task is not None:  # of an attempt that ended before its task was taken
