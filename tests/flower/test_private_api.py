@@ -27,7 +27,6 @@ DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 PARAMETERS = {
     "flwr.cli.build:build_fab_from_disk": "app",
     "flwr.common.serde:context_from_proto": "context_proto",
-    "flwr.common.serde:run_from_proto": "run_proto",
     "flwr.supercore.app_utils:start_parent_process_monitor": "parent_pid",
     "flwr.supercore.control:ControlHttpClient.from_server_address": (
         "server_address insecure root_certificates interceptors retry_invoker"
@@ -64,6 +63,7 @@ PARAMETERS = {
     "flwr.supercore.runtime:RuntimeHttpClient.from_server_address": (
         "server_address insecure root_certificates interceptors retry_invoker"
     ),
+    "flwr.supercore.run:Run.create_empty": "run_id",
     "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": "config state_factory",
     "flwr.superlink.cli.flower_superlink:_parse_superlink_lifespan_config": "",
     "flwr.superlink.grid:HttpGrid": "runtime_api_address insecure root_certificates token",

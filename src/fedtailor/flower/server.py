@@ -16,13 +16,13 @@ from pathlib import Path
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.proto.transport_pb2 import Scalar
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
+from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -323,7 +323,7 @@ class Coordinator:
             TaskIdentity.node_id = given.context.node_id
             grid = HttpGrid(self.deployment.control, False, self.deployment.certificate, token=task.token)
             grid._client = client  # it tries again for a while, and never ends this process by a signal
-            grid.set_run(run_from_proto(given.run))
+            grid.set_run(FlowerRun.create_empty(given.run.run_id))
             yield grid
 
     def wait(self, name: str, seconds: float) -> None:
