@@ -12,10 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 import httpx
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto
 from flwr.proto import runtime_pb2 as api
 from flwr.proto.node_pb2 import Node
 from flwr.supercore import interceptors
@@ -122,7 +121,7 @@ def serve(runtime: Runtime, app: ClientApp, over: Over) -> None:
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
     """The message that a task is about. A node makes the task first, and then gets the message, piece by piece."""
     given = client.PullTaskInput(api.PullTaskInputRequest())
-    context = context_from_proto(given.context)
+    context = Context(given.context.run_id, given.context.node_id, {}, RecordDict(), {})  # no more of it is read
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, context.run_id, context.node_id
     while not (trees := client.PullMessages(api.PullAppMessagesRequest()).message_object_trees):
         await_more(runtime)
