@@ -21,6 +21,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode import start_client_internal
 
 import fedtailor.flower
+from fedtailor.flower import worker
 
 SOURCE = Path(fedtailor.flower.__file__).parent
 DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
@@ -103,11 +104,9 @@ GIVEN = {  # and of those that come back
 }
 OTHERS = {  # values and plain classes, which the tests below look into
     "flwr.common.constant:ErrorCode",
-    "flwr.common.constant:SubStatus",
     "flwr.common.constant:TIMESTAMP_HEADER",
     "flwr.supercore.constant:FLEET_HTTP_PUBLIC_KEY_HEADER",
     "flwr.supercore.constant:FLEET_HTTP_SIGNATURE_HEADER",
-    "flwr.supercore.constant:TaskType",
     "flwr.supercore.protobuf.client:ProtobufCall",
     "flwr.supercore.protobuf.client:ProtobufClientInterceptor",
     "flwr.supercore.run:RunNotRunningException",
@@ -149,8 +148,8 @@ def test_messages_on_the_wire(name: str, fields: str) -> None:
 
 
 def test_values() -> None:
-    assert SubStatus.COMPLETED == "completed"
-    assert (TaskType.SERVER_APP, TaskType.CLIENT_APP) == ("flwr-serverapp", "flwr-clientapp")
+    assert worker.COMPLETED == SubStatus.COMPLETED
+    assert (worker.SERVER_APP, worker.CLIENT_APP) == (TaskType.SERVER_APP, TaskType.CLIENT_APP)
     names = "NODE_UNAVAILABLE MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE CLIENT_APP_CRASHED"
     more = "CLIENT_APP_RAISED_EXCEPTION LOAD_CLIENT_APP_EXCEPTION"
     codes = [getattr(ErrorCode, name) for name in f"{names} {more}".split()]

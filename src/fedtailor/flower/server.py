@@ -21,7 +21,6 @@ from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.proto.transport_pb2 import Scalar
 from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
@@ -51,7 +50,7 @@ from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
 from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .watch import RunWatch
-from .worker import Runtime
+from .worker import SERVER_APP, Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
@@ -91,7 +90,7 @@ class Coordinator:
         self.attendance = Attendance(deployment, self.control)
         self.versions: dict[str, str] = {}
         self.looked = 0.0
-        self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
+        self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, SERVER_APP)
 
     def serve(self) -> None:
         with self.superlink:

@@ -14,11 +14,9 @@ from typing import NamedTuple
 import httpx
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
 from flwr.proto import runtime_pb2 as api
 from flwr.proto.node_pb2 import Node
 from flwr.supercore import interceptors
-from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable import inflatable_protobuf_utils as protobuf
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content, iterate_object_tree
@@ -38,6 +36,8 @@ PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at mo
 PATIENCE = 30.0  # seconds in which the other side may come back
 OURS = {"Message", "RecordDict", "ConfigRecord"}  # what our messages are made of (messages.py)
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"  # kinds of tasks, as Flower writes them
+COMPLETED = "completed"  # how one ended
 
 
 class FlowerTask(NamedTuple):
@@ -48,7 +48,7 @@ class FlowerTask(NamedTuple):
 class Runtime:
     """The Runtime API of a SuperLink or SuperNode on this machine. A secret lets us take tasks; each has a token."""
 
-    def __init__(self, address: str, secret: bytes, root: bytes | None, kind: TaskType) -> None:
+    def __init__(self, address: str, secret: bytes, root: bytes | None, kind: str) -> None:
         self.address, self.root, self.kind = address, root, kind
         login = interceptors.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         self.control = self.client(login, 0.0)
@@ -72,7 +72,7 @@ class Runtime:
         heart.start()
         try:
             yield client
-            client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+            client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=COMPLETED))
         finally:
             # A failure is not reported: Flower would wait for ever for the reply to a message whose task failed, but
             # replies itself once it finds that the heartbeat has stopped.
