@@ -20,10 +20,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode import start_client_internal
 
-import fedtailor.flower
-from fedtailor.flower import worker
+import fedtailor
+from fedtailor.flower import MADE_FOR, private, worker
 
-SOURCE = Path(fedtailor.flower.__file__).parent
+PACKAGE, PRIVATE = Path(fedtailor.__file__).parent, Path(private.__file__).parent
 DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 PARAMETERS = {
     "flwr.cli.build:build_fab_from_disk": "app",
@@ -34,10 +34,10 @@ PARAMETERS = {
     "flwr.supercore.heartbeat:HeartbeatSender": "heartbeat_fn",
     "flwr.supercore.heartbeat:HeartbeatSender.start": "self",
     "flwr.supercore.heartbeat:HeartbeatSender.stop": "self",
-    "flwr.supercore.inflatable:inflatable_protobuf_utils.make_confirm_message_received_fn_protobuf": (
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": (
         "confirm_message_received_protobuf node run_id"
     ),
-    "flwr.supercore.inflatable:inflatable_protobuf_utils.make_pull_object_fn_protobuf": (
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_pull_object_fn_protobuf": (
         "pull_object_protobuf node run_id"
     ),
     "flwr.supercore.inflatable.inflatable_object:get_object_type_from_object_content": "object_content",
@@ -49,8 +49,8 @@ PARAMETERS = {
     "flwr.supercore.inflatable.inflatable_utils:pull_objects": (
         "object_ids pull_object_fn max_concurrent_pulls max_time max_tries_per_object initial_backoff backoff_cap"
     ),
-    "flwr.supercore:interceptors.RuntimeTokenHttpInterceptor": "token",
-    "flwr.supercore:interceptors.SuperExecAuthHttpInterceptor": "master_secret protected_methods",
+    "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "token",
+    "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": "master_secret protected_methods",
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
     "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "public_key_bytes",
     "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
@@ -85,10 +85,11 @@ SENT = {  # of messages on the wire that we make: the fields that we use
     "flwr.proto.fleet_pb2:PushMessagesRequest": "message_object_trees",
     "flwr.proto.node_pb2:Node": "node_id",
     "flwr.proto.node_pb2:NodeInfo": "node_id status last_activated_at public_key",
-    "flwr.proto:runtime_pb2.AcquireTaskRequest": "supported_task_types",
-    "flwr.proto:runtime_pb2.PullAppMessagesRequest": "",
-    "flwr.proto:runtime_pb2.PushTaskOutputRequest": "sub_status",
+    "flwr.proto.runtime_pb2:AcquireTaskRequest": "supported_task_types",
+    "flwr.proto.runtime_pb2:PullAppMessagesRequest": "",
+    "flwr.proto.runtime_pb2:PushTaskOutputRequest": "sub_status",
     "flwr.proto.runtime_pb2:PullTaskInputRequest": "",
+    "flwr.proto.runtime_pb2:SendTaskHeartbeatRequest": "",
     "flwr.proto.transport_pb2:Scalar": "string",
 }
 GIVEN = {  # and of those that come back
@@ -122,19 +123,67 @@ def found(name: str) -> Any:
     return attrgetter(path)(import_module(module))
 
 
-def imported() -> Iterator[str]:
-    for file in SOURCE.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
-                yield from (f"{node.module}:{alias.name}" for alias in node.names)
-            elif isinstance(node, ast.Import):
-                yield from (f"{alias.name}:" for alias in node.names if alias.name.startswith("flwr."))
+def imported(tree: ast.AST) -> Iterator[str]:
+    """`module:name` for each name of flwr's, `module:` for a module itself, from which anything could be taken."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (f"{alias.name}:" for alias in node.names if alias.name.split(".")[0] == "flwr")
+
+
+def is_documented(name: str) -> bool:
+    module, _, item = name.partition(":")
+    return module in DOCUMENTED and item in import_module(module).__all__
+
+
+def parsed(folder: Path) -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text()) for file in folder.rglob("*.py")}
 
 
 def test_all_that_is_used_is_here_and_all_that_is_here_is_used() -> None:
     names = (name.partition(":") for name in (*PARAMETERS, *SENT, *OTHERS))
     known = {f"{module}:{path.split('.')[0]}" for module, _, path in names}
-    assert {name for name in imported() if name.partition(":")[0] not in DOCUMENTED} == known
+    found = {name for tree in parsed(PRIVATE).values() for name in imported(tree)}
+    assert {name for name in found if not is_documented(name)} == known
+
+
+def test_what_is_not_documented_is_imported_in_one_place() -> None:
+    """And what is, in the folder above it."""
+    files = {file: {*imported(tree)} for file, tree in parsed(PACKAGE).items() if PRIVATE not in file.parents}
+    assert sum(map(bool, files.values())) > 5
+    strays = {file: {name for name in names if not is_documented(name)} for file, names in files.items()}
+    assert not {file: names for file, names in strays.items() if names}
+    assert {file.parent for file, names in files.items() if names} == {PRIVATE.parent}
+
+
+@pytest.mark.parametrize(
+    ("text", "stray"),
+    [
+        ("import flwr", "flwr:"),
+        ("import flwr.supercore.run as run", "flwr.supercore.run:"),
+        ("from flwr import supercore", "flwr:supercore"),
+        ("from flwr.app import message", "flwr.app:message"),
+        ("import flwr.simulation", "flwr.simulation:"),
+        ("def later():\n    from flwr.supercore.run import Run", "flwr.supercore.run:Run"),
+    ],
+)
+def test_strays_are_seen(text: str, stray: str) -> None:
+    assert [name for name in imported(ast.parse(text)) if not is_documented(name)] == [stray]
+
+
+@pytest.mark.parametrize("file", sorted(PRIVATE.glob("[!_]*.py")), ids=attrgetter("stem"))
+def test_nothing_is_kept_there_that_nobody_asks_for(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    offered = {alias.asname or alias.name for node in imports for alias in node.names}
+    asked = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in (node for other in parsed(PRIVATE.parent).values() for node in ast.walk(other)):
+        if isinstance(node, ast.ImportFrom) and node.module == f"private.{file.stem}":
+            asked |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == file.stem:
+            asked.add(node.attr)
+    assert offered <= asked
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -178,7 +227,7 @@ def test_a_messages_name() -> None:
 
 
 def test_flwr_is_of_the_version_that_all_this_is_of() -> None:
-    assert metadata.version("flwr").startswith(f"{fedtailor.flower.MADE_FOR}.")
+    assert metadata.version("flwr").startswith(f"{MADE_FOR}.")
 
 
 def test_another_version_is_refused() -> None:

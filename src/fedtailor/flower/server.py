@@ -15,16 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
-from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import PullTaskInputRequest
-from flwr.proto.transport_pb2 import Scalar
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
-from flwr.supercore.run import RunNotRunningException
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
@@ -47,6 +38,18 @@ from .deployment import Deployment
 from .init import DeploymentConfig
 from .messages import GridTransport
 from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
+from .private.app import build_fab_from_disk
+from .private.grid import RunNotRunningException, grid_over
+from .private.tasks import act_as
+from .private.wire import (
+    Fab,
+    ListNodesRequest,
+    PullTaskInputRequest,
+    RegisterNodeRequest,
+    Scalar,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
 from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .watch import RunWatch
@@ -318,12 +321,9 @@ class Coordinator:
             wait(pause.next())
         with self.runtime.task(task.token) as client:
             given = client.PullTaskInput(PullTaskInputRequest())
-            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-            TaskIdentity.node_id = given.context.node_id
-            grid = HttpGrid(self.deployment.control, False, self.deployment.certificate, token=task.token)
-            grid._client = client  # it tries again for a while, and never ends this process by a signal
-            grid.set_run(FlowerRun.create_empty(given.run.run_id))
-            yield grid
+            act_as(given.task_id, given.run.run_id, given.context.node_id)
+            address, certificate = self.deployment.control, self.deployment.certificate
+            yield grid_over(client, given.run.run_id, address, certificate, task.token)
 
     def wait(self, name: str, seconds: float) -> None:
         self.admit_changes()
