@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode import start_client_internal
 
 import fedtailor
 from fedtailor.flower import MADE_FOR, private, worker
+from fedtailor.flower.private.grid import grid_over
+from fedtailor.flower.private.supernode import look_otherwise
+from fedtailor.flower.private.tasks import act_as, named
 
 PACKAGE, PRIVATE = Path(fedtailor.__file__).parent, Path(private.__file__).parent
 DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
@@ -206,23 +209,34 @@ def test_values() -> None:
     assert issubclass(found("flwr.supercore.run:RunNotRunningException"), BaseException)
 
 
-def test_what_is_reached_into() -> None:
-    """A Grid makes its connection when it needs one, and takes ours; a node sleeps by its module's time."""
-    grid = HttpGrid("127.0.0.1:1", True, None, token="t")
-    assert grid._client is None
-    grid._client = connection = object()  # type: ignore[assignment]
+def test_a_grid_over_a_connection_of_ours() -> None:
+    """It makes one when it needs one, unless it has one."""
+    connection = object()
+    grid = grid_over(connection, 7, "127.0.0.1:1", b"", "token")  # type: ignore[arg-type]
+    assert isinstance(grid, HttpGrid)
     assert grid._runtime_client is connection
+    assert grid.run.run_id == 7
+
+
+def test_a_node_that_looks_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its step, and its pauses, from its module's names."""
     source = inspect.getsource(start_client_internal)
     assert source.count("time.sleep(3)") == 1
+    assert {*re.findall(r"\btime\.(\w+)", source)} == {"sleep"}
     assert "run_id = _pull_and_store_message(" in source
+    for name in ("_pull_and_store_message", "time"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))  # and back in the end
+    look_otherwise(step := lambda: None, pause := lambda seconds: None)
+    assert (start_client_internal._pull_and_store_message, start_client_internal.time.sleep) == (step, pause)
 
 
 def test_a_messages_name() -> None:
     """As it came, it has none, and a reply names what it replies to."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    message = Message(RecordDict(), 1, "train.pass")
-    message.metadata.__dict__["_message_id"] = "its name"
-    assert Message(RecordDict(), reply_to=message).metadata.reply_to_message_id == "its name"
+    act_as(1, 2, 3)
+    message = named(Message(RecordDict(), 1, "train.pass"), "its name")
+    reply = Message(RecordDict(), reply_to=message)
+    assert reply.metadata.reply_to_message_id == "its name"
+    assert (message.metadata.run_id, message.metadata.src_node_id) == (2, 3)
     assert Context(1, 2, {}, RecordDict(), {}).node_id == 2
 
 
