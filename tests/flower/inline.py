@@ -8,11 +8,11 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.client.job import ClientState
 from fedtailor.flower.messages import GridTransport, client_app
+from fedtailor.flower.private.grid import Run
+from fedtailor.flower.private.tasks import act_as, named
 from fedtailor.remote.client import Order, RemoteClient, Session, simulated_session
 from fedtailor.remote.engine import RemoteEngine, run_id
 from fedtailor.remote.messages import Invitation
@@ -24,7 +24,7 @@ class InlineGrid(Grid):
     """Node ids have nothing to do with client numbers, and replies come in another order than messages went out."""
 
     def __init__(self, app: ClientApp, clients: int) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        act_as(1, 1, 1)
         self.app, self.count = app, 0
         self.run_config: UserConfig = {}
         self.nodes = {7000 + 13 * ((5 * k + 3) % 101): k for k in range(clients)}
@@ -51,9 +51,8 @@ class InlineGrid(Grid):
         names = []
         for message in messages:
             self.count += 1
-            message.metadata.__dict__["_message_id"] = name = f"message-{self.count}"
-            self.waiting[name] = message
-            names.append(name)
+            names.append(name := f"message-{self.count}")
+            self.waiting[name] = named(message, name)
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -12,13 +12,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
-from flwr.supercore.task_identity import TaskIdentity
 from inline import inline_engine
 
 from fedtailor.base.errors import UserError
 from fedtailor.client.codec import client_to_bytes
 from fedtailor.core.types import OWN
 from fedtailor.flower.messages import PIECE, client_app, unwrap, wrap
+from fedtailor.flower.private.tasks import act_as, named
 from fedtailor.flower.supernode import limited
 from fedtailor.flower.worker import check_kinds
 from fedtailor.methods import METHODS
@@ -87,7 +87,7 @@ def test_secure_sums_over_flower(tmp_path: Path) -> None:
 def test_a_letter_that_is_too_long_is_not_put_together(tmp_path: Path) -> None:
     """The site says so, and its log has a line of it."""
     site, most = RemoteWorld(world(), tmp_path).site(0), 3000
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    act_as(1, 1, 1)
     app = client_app(lambda kind, data, context: site.handle(data), most)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     strange = RecordDict({"0": ConfigRecord({"other": 1})})
@@ -96,8 +96,7 @@ def test_a_letter_that_is_too_long_is_not_put_together(tmp_path: Path) -> None:
         (wrap(bytes(most)), "unreadable"),
         (strange, "unreadable"),
     ):
-        message = Message(content, 1, "train.pass")
-        message.metadata.__dict__["_message_id"] = "a"
+        message = named(Message(content, 1, "train.pass"), "a")
         assert decode(unwrap(app(message, context).content))[0] == Refusal(why=why)
     first, *_ = read_lines(tmp_path / "client-0" / "audit")
     assert first.facts["detail"] == "a message of 0 MB, more than the 0 allowed (megabytes_in)"
@@ -105,11 +104,10 @@ def test_a_letter_that_is_too_long_is_not_put_together(tmp_path: Path) -> None:
 
 def test_arrays_of_flowers_own_are_not_put_together() -> None:
     """What our messages are made of is."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    act_as(1, 1, 1)
 
     def contents(content: RecordDict) -> list[bytes]:
-        message = Message(content, 1, "train.pass")
-        message.metadata.__dict__["_message_id"] = "a"
+        message = named(Message(content, 1, "train.pass"), "a")
         return [part.deflate() for part in get_all_nested_objects(message).values()]
 
     check_kinds(contents(wrap(bytes(10))))

@@ -1,4 +1,5 @@
-"""Flower: clients in other processes and other places. Nothing outside this folder imports flwr.
+"""Flower: clients in other processes and other places. Nothing outside this folder imports flwr, and what
+flwr does not document, nothing outside private/.
 
 Whoever imports this first sets flwr's environment: it tells nobody anything, installs nothing, and keeps its files in
 a home of ours, not in the user's; unless this is a process of Flower's own, which has its home. And Ray, which would

@@ -4,13 +4,11 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from flwr.proto.control_pb2 import ListNodesRequest
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.control import ControlHttpClient
-
 from ..remote.members import Members, no_joining, no_leaving
 from ..settings.run import Run
 from .deployment import Deployment
+from .private.control import ControlHttpClient
+from .private.wire import ListNodesRequest, NodeInfo
 from .status import listed
 
 log = logging.getLogger("fedtailor.flower")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
-from flwr.supercore.constant import TaskType
 
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
@@ -27,7 +26,7 @@ from .messages import client_app
 from .own_pictures import look_over
 from .process import ALIVE, ManagedProcess, until_signal
 from .sites import site_session
-from .worker import Runtime, serve
+from .worker import CLIENT_APP, Runtime, serve
 
 log = logging.getLogger("fedtailor.flower")
 
@@ -117,5 +116,5 @@ def serve_site(home: SiteFolder, app: ClientApp, most: float = math.inf) -> None
             Link(home.server, home.folder / "ca.pem", flwr / ALIVE),
             ManagedProcess("fedtailor.flower.supernode", [*limit, *words], told, flwr),
         ):
-            serve(Runtime(f"127.0.0.1:{port}", secret, None, TaskType.CLIENT_APP), app, over)
+            serve(Runtime(f"127.0.0.1:{port}", secret, None, CLIENT_APP), app, over)
     over.end()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from flwr.app import UserConfig
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 
 from ..base.errors import UserError
 from ..base.workers import torch_threads
@@ -24,6 +23,7 @@ from ..settings.run import Run
 from ..settings.words import run_of
 from ..simulation.build import Experiment, build
 from .messages import GridTransport
+from .private.grid import InMemoryGrid
 from .sites import server_experiment
 from .watch import RoundLog
 

@@ -4,13 +4,17 @@ import secrets
 from pathlib import Path
 
 import httpx
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from .deployment import Deployment
+from .private.control import (
+    ControlHttpClient,
+    ProtobufCall,
+    ProtobufClientInterceptor,
+    ProtobufRequestContext,
+    RuntimeVersionHttpInterceptor,
+)
 
 
 class WithToken:

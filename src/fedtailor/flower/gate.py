@@ -12,15 +12,19 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from google.protobuf.message import DecodeError
 from starlette.responses import Response
 
 from .pieces import PIECE
+from .private.wire import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    PushMessagesRequest,
+    bytes_to_public_key,
+    iterate_object_tree,
+    verify_signature,
+)
 
 FLEET, PUSH, RUNTIME = "/v1/fleet/", "/v1/fleet/push-messages", "/v1/runtime/"
 REQUEST = PIECE + (1 << 20)  # bytes: a piece of a message and what is around it

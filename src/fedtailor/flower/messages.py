@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode as Code
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from ..base.errors import UserError
@@ -17,6 +15,8 @@ from ..remote.client import Order
 from ..remote.engine import Received
 from ..remote.refusal import Refused
 from .pieces import PIECE
+from .private.wire import ErrorCode as Code
+from .private.wire import NodeInfo
 
 log = logging.getLogger("fedtailor.flower")
 KINDS = (

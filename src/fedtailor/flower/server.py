@@ -15,16 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
-from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.run import RunNotRunningException
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from ..base.errors import UserError
 from ..base.files import FolderLock, write_atomic
@@ -47,10 +38,22 @@ from .deployment import Deployment
 from .init import DeploymentConfig
 from .messages import GridTransport
 from .models import AT_LEISURE, LOOK, SECONDS, TROUBLE, MakeRemote, SiteModels
+from .private.app import build_fab_from_disk
+from .private.grid import RunNotRunningException, grid_over
+from .private.tasks import act_as
+from .private.wire import (
+    Fab,
+    ListNodesRequest,
+    PullTaskInputRequest,
+    RegisterNodeRequest,
+    Scalar,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
 from .process import BrokenOff, ManagedProcess, until_signal
 from .sites import server_experiment
 from .watch import RunWatch
-from .worker import Runtime
+from .worker import SERVER_APP, Runtime
 
 log = logging.getLogger("fedtailor.flower")
 UP = 120.0  # seconds that a SuperLink may take to start
@@ -90,7 +93,7 @@ class Coordinator:
         self.attendance = Attendance(deployment, self.control)
         self.versions: dict[str, str] = {}
         self.looked = 0.0
-        self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, TaskType.SERVER_APP)
+        self.runtime = Runtime(deployment.control, secret.encode(), deployment.certificate, SERVER_APP)
 
     def serve(self) -> None:
         with self.superlink:
@@ -308,8 +311,8 @@ class Coordinator:
         """A run in Flower's eyes, whose ServerApp is this process."""
         with warnings.catch_warnings(action="ignore"):  # Flower's own, of no use to anyone here
             fab = build_fab_from_disk(self.deployment.root / "app")
-        app = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
-        request = StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name}))
+        app = Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab)
+        request = StartRunRequest(fab=app, override_config={"run": Scalar(string=name)})
         started, pause = self.control.StartRun(request).run_id, Backoff(*PAUSE)
         while (task := self.runtime.acquire()) is None or task.run != started:
             if task is not None:  # of an attempt that ended before its task was taken
@@ -318,12 +321,9 @@ class Coordinator:
             wait(pause.next())
         with self.runtime.task(task.token) as client:
             given = client.PullTaskInput(PullTaskInputRequest())
-            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-            TaskIdentity.node_id = given.context.node_id
-            grid = HttpGrid(self.deployment.control, False, self.deployment.certificate, token=task.token)
-            grid._client = client  # it tries again for a while, and never ends this process by a signal
-            grid.set_run(run_from_proto(given.run))
-            yield grid
+            act_as(given.task_id, given.run.run_id, given.context.node_id)
+            address, certificate = self.deployment.control, self.deployment.certificate
+            yield grid_over(client, given.run.run_id, address, certificate, task.token)
 
     def wait(self, name: str, seconds: float) -> None:
         self.admit_changes()

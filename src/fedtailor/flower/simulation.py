@@ -12,10 +12,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import flwr.simulation
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
 
 from ..base.errors import UserError
 from ..base.keys import flat
@@ -99,7 +99,7 @@ class SimulatedTransport(GridTransport):
         start = {**quiet, "_node_ip_address": "127.0.0.1"}  # listening on this machine only
         backend: dict[str, Any] = {"client_resources": resources, "init_args": start}
         try:
-            flwr.simulation.run_simulation(server, app, run.clients, backend_config=backend)
+            run_simulation(server, app, run.clients, backend_config=backend)
         except BaseException as error:
             self.lent.put(error)
             raise

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from ..base.errors import UserError
 
@@ -31,12 +31,10 @@ class SiteKeys:
 
     def read(self) -> dict[str, bytes]:
         """What is no key lets nobody in, and keeps nobody else out."""
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # who only adds a key does without
-
         found = {}
         for path in sorted(self.folder.glob("*.pub"), key=lambda path: by_number(path.stem)):
             try:
-                found[path.stem] = public_key_to_bytes(read_key(path))
+                found[path.stem] = read_key(path).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
             except UserError as error:
                 log.error("%s is not let in: %s", path.stem, error)
         return found

@@ -7,8 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
-from flwr.proto.control_pb2 import ListNodesRequest
-from flwr.proto.node_pb2 import NodeInfo
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +21,7 @@ from .board import Board, RunState, now, since
 from .certificates import ending, ends_of
 from .control import control_client
 from .deployment import FAILURE, Deployment
+from .private.wire import ListNodesRequest, NodeInfo
 
 LATELY = 10  # rounds by which the time that is left is guessed
 PACE = 2.0  # seconds between two looks

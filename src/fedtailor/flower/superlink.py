@@ -8,13 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
-from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
-from flwr.superlink.main import create_app
-
 from .doors import Server
 from .gate import Gate
 from .health import Told, health, metrics
+from .private.superlink import SuperLinkLifespan, create_app, parse_options, start_parent_process_monitor
 from .site_keys import SiteKeys
 
 
@@ -30,7 +27,7 @@ def main() -> None:
     _, parent, public, limit, keys, token, *options = sys.argv
     sys.argv = ["flower-superlink", *options]
     start_parent_process_monitor(int(parent))
-    config = _parse_superlink_lifespan_config()
+    config = parse_options()
     control, outside = listen(f"{config.host}:{config.port}"), listen(public)
     folder = Path(keys).parent
     app = Told(create_app(config, SuperLinkLifespan), "/metrics", metrics, folder)

@@ -16,15 +16,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.supernode import start_client_internal as internal
-from flwr.supernode.cli.flower_supernode import flower_supernode
-
 from ..base.polling import Backoff
+from .private.supernode import (
+    ObjectPullError,
+    flower_supernode,
+    look_otherwise,
+    pull_and_store,
+    start_parent_process_monitor,
+)
 from .process import ALIVE
 
 # Seconds between two looks for a message: at first, at most (after four minutes), and their growth, which keeps what
@@ -53,12 +54,11 @@ def main() -> None:
     start_parent_process_monitor(int(sys.argv[1]))
     limit = float(sys.argv[2])
     sys.argv = ["flower-supernode", *sys.argv[3:]]
-    pull, pause = internal._pull_and_store_message, Backoff(*PAUSES)
-    alive = Path(os.environ["FLWR_HOME"]) / ALIVE
+    alive, pause = Path(os.environ["FLWR_HOME"]) / ALIVE, Backoff(*PAUSES)
 
     def pull_or_push(*, state: Any, pull_object: PullObject, **more: Any) -> int | None:
         """Other than None makes the node look for replies; it then waits for none, since there are some."""
-        got = pull(state=state, pull_object=limited(pull_object, limit), **more)
+        got = pull_and_store(state=state, pull_object=limited(pull_object, limit), **more)
         alive.touch()
         if got is None:
             with state.lock_msg_store:
@@ -68,10 +68,8 @@ def main() -> None:
         pause.reset()
         return got or 0
 
-    patched: Any = internal
-    patched._pull_and_store_message = pull_or_push
     # Flower's 3 s between two looks; its other pauses are shorter, and stay.
-    patched.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds if seconds < 1 else pause.next()))
+    look_otherwise(pull_or_push, lambda seconds: time.sleep(seconds if seconds < 1 else pause.next()))
     flower_supernode()
 
 

@@ -12,26 +12,13 @@ from functools import partial
 from typing import NamedTuple
 
 import httpx
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto
-from flwr.proto import runtime_pb2 as api
-from flwr.proto.node_pb2 import Node
-from flwr.supercore import interceptors
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable import inflatable_protobuf_utils as protobuf
-from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content, iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import RetryInvoker, exponential
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.runtime.run_clientapp import push_message
 
 from ..base.errors import UserError
 from ..base.polling import Backoff
+from .private import tasks, wire
+from .private.tasks import RuntimeHttpClient
 from .process import BrokenOff, Over
 
 log = logging.getLogger("fedtailor.flower")
@@ -39,6 +26,8 @@ PAUSES = 0.1, 1.0, 1.05  # seconds between two looks for a task: at first, at mo
 PATIENCE = 30.0  # seconds in which the other side may come back
 OURS = {"Message", "RecordDict", "ConfigRecord"}  # what our messages are made of (messages.py)
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"  # kinds of tasks, as Flower writes them
+COMPLETED = "completed"  # how one ended
 
 
 class FlowerTask(NamedTuple):
@@ -49,31 +38,31 @@ class FlowerTask(NamedTuple):
 class Runtime:
     """The Runtime API of a SuperLink or SuperNode on this machine. A secret lets us take tasks; each has a token."""
 
-    def __init__(self, address: str, secret: bytes, root: bytes | None, kind: TaskType) -> None:
+    def __init__(self, address: str, secret: bytes, root: bytes | None, kind: str) -> None:
         self.address, self.root, self.kind = address, root, kind
-        login = interceptors.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+        login = tasks.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         self.control = self.client(login, 0.0)
 
-    def client(self, interceptor: ProtobufClientInterceptor, patience: float = PATIENCE) -> RuntimeHttpClient:
-        both = [interceptors.RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor]
+    def client(self, interceptor: tasks.ProtobufClientInterceptor, patience: float = PATIENCE) -> RuntimeHttpClient:
+        both = [tasks.RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor]
         # Not Flower's own, which ends this process by a signal when it gives up.
-        retry = RetryInvoker(partial(exponential, max_delay=5), httpx.TransportError, None, patience)
+        retry = tasks.RetryInvoker(partial(tasks.exponential, max_delay=5), httpx.TransportError, None, patience)
         address, root = self.address, self.root
         return RuntimeHttpClient.from_server_address(address, root is None, root, both, retry_invoker=retry)
 
     def acquire(self) -> FlowerTask | None:
-        found = self.control.AcquireTask(api.AcquireTaskRequest(supported_task_types=[self.kind]))
+        found = self.control.AcquireTask(wire.AcquireTaskRequest(supported_task_types=[self.kind]))
         return FlowerTask(found.task.run_id, found.token) if found.HasField("task") and found.token else None
 
     @contextmanager
     def task(self, token: str) -> Iterator[RuntimeHttpClient]:
         """A task in hand: kept alive meanwhile, and reported as completed at the end."""
-        client = self.client(interceptors.RuntimeTokenHttpInterceptor(token))
-        heart = HeartbeatSender(partial(beat, client))
+        client = self.client(tasks.RuntimeTokenHttpInterceptor(token))
+        heart = tasks.HeartbeatSender(partial(beat, client))
         heart.start()
         try:
             yield client
-            client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+            client.PushTaskOutput(wire.PushTaskOutputRequest(sub_status=COMPLETED))
         finally:
             # A failure is not reported: Flower would wait for ever for the reply to a message whose task failed, but
             # replies itself once it finds that the heartbeat has stopped.
@@ -83,7 +72,7 @@ class Runtime:
 
 def beat(client: RuntimeHttpClient) -> bool:
     try:
-        return bool(client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest()).success)
+        return bool(client.SendTaskHeartbeat(wire.SendTaskHeartbeatRequest()).success)
     except httpx.HTTPError:
         return False
 
@@ -109,7 +98,7 @@ def serve(runtime: Runtime, app: ClientApp, over: Over) -> None:
         try:
             with over.may_break_off(), runtime.task(this.token) as client:
                 message, context = task_input(client, runtime)
-                push_message(client, app(message, context), context)
+                tasks.push_message(client, app(message, context), context)
         except BrokenOff:
             log.info("what was under way is broken off, and leaves no trace; the server asks again")
         except Superseded as superseded:
@@ -121,31 +110,30 @@ def serve(runtime: Runtime, app: ClientApp, over: Over) -> None:
 
 def task_input(client: RuntimeHttpClient, runtime: Runtime) -> tuple[Message, Context]:
     """The message that a task is about. A node makes the task first, and then gets the message, piece by piece."""
-    given = client.PullTaskInput(api.PullTaskInputRequest())
-    context = context_from_proto(given.context)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, context.run_id, context.node_id
-    while not (trees := client.PullMessages(api.PullAppMessagesRequest()).message_object_trees):
+    given = client.PullTaskInput(wire.PullTaskInputRequest())
+    context = Context(given.context.run_id, given.context.node_id, {}, RecordDict(), {})  # no more of it is read
+    tasks.act_as(given.task_id, context.run_id, context.node_id)
+    while not (trees := client.PullMessages(wire.PullAppMessagesRequest()).message_object_trees):
         await_more(runtime)
-    node, run, name = Node(node_id=context.node_id), context.run_id, trees[0].object_id
-    pull = protobuf.make_pull_object_fn_protobuf(client.PullObject, node, run)
-    pieces = [piece.object_id for piece in iterate_object_tree(trees[0])]
+    node, run, name = wire.Node(node_id=context.node_id), context.run_id, trees[0].object_id
+    pull = tasks.make_pull_object_fn_protobuf(client.PullObject, node, run)
+    pieces = [piece.object_id for piece in wire.iterate_object_tree(trees[0])]
     contents: dict[str, bytes] = {}
     while missing := [piece for piece in pieces if piece not in contents]:
         try:
-            contents |= pull_objects(missing, pull, max_time=0.0)
-        except ObjectPullError:
+            contents |= tasks.pull_objects(missing, pull, max_time=0.0)
+        except tasks.ObjectPullError:
             await_more(runtime)
-    protobuf.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
+    tasks.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(name)
     check_kinds(contents.values())
-    message = inflate_object_from_contents(name, contents)
+    message = tasks.inflate_object_from_contents(name, contents)
     assert isinstance(message, Message)
-    message.metadata.__dict__["_message_id"] = name  # a message as sent cannot hold it
-    return message, context
+    return tasks.named(message, name), context
 
 
 def check_kinds(contents: Iterable[bytes]) -> None:
     """Flower would put its own arrays together at once, and a short one may name the same piece ten thousand times."""
-    if other := {get_object_type_from_object_content(content) for content in contents} - OURS:
+    if other := {wire.get_object_type_from_object_content(content) for content in contents} - OURS:
         raise UserError(f"a message with {', '.join(sorted(other))} in it, which is not of ours")
 
 
