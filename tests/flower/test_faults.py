@@ -16,6 +16,7 @@ import pytest
 from deployed import SITES, Deployed, until, write_data
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from fedtailor.base.version import __version__
 from fedtailor.flower.init import add_client
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
@@ -166,14 +167,19 @@ def test_a_gigabyte_is_not_taken(there: Deployed, fault: str, told: str) -> None
     there.kill("client-0")
 
 
-def test_another_version_is_refused_at_the_start(there: Deployed) -> None:
+def test_a_site_of_another_version_is_waited_for(there: Deployed) -> None:
+    """The log and `status` say who is to be upgraded; once it is, the run begins."""
     rogue(there, 1, "version")
     there.ask("version", "promptfl")
-    failure = there.runs / "version" / "failure.txt"
-    until(failure.is_file, told=there.logs)
-    assert "client 1: it has another version of fedtailor" in failure.read_text()
+    told = f"client-1 has fedtailor 0.0.0, this server {__version__}: upgrade it"
+    until(lambda: told in there.status()["warnings"], told=there.logs)
+    assert told in (there.folder / "server.log").read_text()
     assert not there.rows("version")
     stop_client(there, 1)
+    there.client(1)
+    until((there.runs / "version" / "result.json").is_file, told=there.logs)
+    assert all(not row["dropped"] for row in there.rows("version"))
+    assert there.status()["warnings"] == []
 
 
 def test_a_client_without_its_state_stops_the_run_until_it_is_back(there: Deployed) -> None:

@@ -35,8 +35,8 @@ from ..base.workers import torch_threads
 from ..client.job import ClientState
 from ..remote.engine import RemoteEngine, Unfit, Watch, run_id, unwatched
 from ..remote.members import Members, no_leaving
-from ..runs.execute import about, execute
 from ..runs.checkpoint import ROUNDS
+from ..runs.execute import about, execute
 from ..runs.folder import OtherVersion, RunFolder, check_version
 from ..settings.run import Run, read_toml
 from ..simulation.build import Experiment

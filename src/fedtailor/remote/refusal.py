@@ -17,7 +17,8 @@ UnfitCode = Literal[
 ]  # fmt: skip
 RefusalCode = Literal[
     UnfitCode, "version", "policy-orders", "policy-tests", "policy-budget", "unknown-run", "lost-state", "unreadable",
-    "too-large", "beyond", "masking", "policy-together", "peers", "range", "out-of-time", "full-disk", "diverged", "failed",
+    "too-large", "beyond", "masking", "policy-together", "peers", "range", "out-of-time", "full-disk", "diverged",
+    "failed",
 ]  # fmt: skip
 
 SENTENCES: dict[RefusalCode, str] = {
