@@ -170,6 +170,18 @@ def test_a_newcomer_is_not_waited_for(tmp_path: Path) -> None:
     assert there.clock.now < 3
 
 
+def test_a_newcomer_that_is_upgraded_too_early_later_is_as_any_other(tmp_path: Path) -> None:
+    there = RemoteWorld(made(), tmp_path)
+    rounds = there.rounds()
+    next(rounds)
+    there.made.newcomers = {2}
+    set_version(there, 2, "99.0")
+    at(there, there.clock.now + 3.0, restarted(there, 2, __version__, takes=0.5))
+    *_, server = rounds
+    assert there.bits(server) == here(made())
+    assert there.dropped() == {}
+
+
 def test_a_refusal_that_cannot_be_meant_is_trouble_alone(tmp_path: Path) -> None:
     """It says that it has another version, and names ours."""
     there = RemoteWorld(made(quorum=0.5), tmp_path)

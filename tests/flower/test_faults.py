@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from deployed import SITES, Deployed, until, write_data
@@ -22,7 +19,6 @@ from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
 
 pytestmark = pytest.mark.flower
-ROGUE = Path(__file__).with_name("rogue.py")
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +62,8 @@ def stop_client(there: Deployed, k: int) -> None:
 def rogue(there: Deployed, k: int, fault: str) -> None:
     """In place of an honest site."""
     stop_client(there, k)
-    home = there.home / "clients" / f"client-{k}"
-    (home / "fault.done").unlink(missing_ok=True)
-    with (there.folder / f"rogue-{k}.log").open("ab") as log:
-        words = [sys.executable, str(ROGUE), str(home), str(there.data / f"site-{k}"), fault]
-        there.processes[f"client-{k}"] = subprocess.Popen(words, env=there.environment, stdout=log, stderr=log)
+    (there.home / "clients" / f"client-{k}" / "fault.done").unlink(missing_ok=True)
+    there.rogue(k, fault)
     until(lambda: there.status()["sites"][k]["state"] == "online", told=there.logs)
 
 

@@ -476,9 +476,10 @@ class RemoteEngine(Engine):
         """As for who is away: it will be another process that comes back."""
         self.invited.discard(k)
         self.versions[k] = version
-        told = self.other_version(k)
-        if exchange.kind == MODEL or k in self.newcomers or not told:
-            exchange.unfit |= {k} & set(self.newcomers)
+        told = self.other_version(k)  # nothing, if it says that ours is another
+        unfit = exchange.write is None and k in self.newcomers
+        if unfit or exchange.kind == MODEL or not told:
+            exchange.unfit |= {k} if unfit else set()
             raise UserError(f"it {told}" if told else SENTENCES["version"])
         self.outdated[k] = self.clock() + AGAIN
         exchange.unsent.add(k)

@@ -194,7 +194,7 @@ class Refusal(Message):
 
     @property
     def text(self) -> str:
-        return SENTENCES[self.why] + (f" ({self.version} there)" if self.version else "")
+        return SENTENCES[self.why]
 
 
 SumRequest = KeysRequest | SharesRequest | MaskedRequest | OpenRequest
