@@ -29,9 +29,10 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-def made(**plan: Any) -> Experiment:
+def made(more: dict[str, Any] | None = None, **plan: Any) -> Experiment:
     plan = {"deadline": DEADLINE, "grace": GRACE, **plan}
-    return world("fedavg", "head", fraction=1.0, **{f"plan.{name}": value for name, value in plan.items()})
+    policy = {f"plan.{name}": value for name, value in plan.items()}
+    return world("fedavg", "head", fraction=1.0, **policy, **(more or {}))
 
 
 def set_version(there: RemoteWorld, k: int, version: str) -> None:
@@ -118,8 +119,7 @@ def test_a_quorum_goes_on_without_it_and_it_takes_part_once_it_is_upgraded(tmp_p
     next(rounds)
     assert there.clock.now == pytest.approx(1 + GRACE + 1, abs=1.0), "the grace once, at the start"
     next(rounds)
-    restarted(there, 1, __version__, takes=0.0)()
-    there.transport.away[1] = there.clock.now + 0.5
+    restarted(there, 1, __version__, takes=0.5)()
     *_, server = rounds
     assert there.dropped() == dict.fromkeys([(0, 1), (1, 1)], f"gone: {TOLD}")
     assert there.bits(server) == here(made(), (0, 1), (1, 1))
@@ -142,6 +142,18 @@ def test_sites_before_their_server(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"client 3: gone: it has fedtailor {__version__}, this server {OLD}: upgrade"):
         old.open()
     assert there.end() == here(made())
+
+
+def test_in_secure_sums_it_is_waited_for_too(tmp_path: Path) -> None:
+    there = RemoteWorld(made({"secure": "masked", "engine": "flower"}, quorum=0.75), tmp_path)
+    set_version(there, 1, OLD)
+    rounds = there.rounds()
+    next(rounds)
+    restarted(there, 1, __version__, takes=0.5)()
+    list(rounds)
+    assert there.dropped() == {(0, 1): f"gone: {TOLD}"}
+    last = there.experiment.rounds - 1
+    assert {step.client for step in there.log if step.round == last} == {*range(CLIENTS)}
 
 
 @pytest.mark.parametrize("quorum", [0.5, 1.0])

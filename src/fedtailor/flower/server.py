@@ -229,6 +229,7 @@ class Coordinator:
                     if not unfit.why.keys() <= members.newcomers(t):
                         raise
                     self.attendance.refuse({names[k]: why for k, why in unfit.why.items()})
+                    members.without(unfit.why, t).write(folder)
                     raise OtherMembers from unfit
                 try:
                     models = SiteModels(folder, names, gone)
