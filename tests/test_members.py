@@ -208,6 +208,18 @@ def test_a_change_that_is_taken_back_before_its_round_never_was(tmp_path: Path) 
     assert members.from_round(3, "abc").from_round(2, "a") == members.from_round(3, "abc")
 
 
+def test_who_could_not_join_was_never_there_and_keeps_its_number() -> None:
+    """Broken: it was a member from then on, so the run asked it again and again, and never came to its next round."""
+    asked = expected(1).from_round(3, NAMES)
+    refused = asked.without({3}, 3)
+    assert (refused.present(3), refused.names) == ([*NAMES[:3]], [*NAMES])
+    assert refused.from_round(3, NAMES[:3]) == refused
+    assert refused.changes() == {}
+    assert refused.newcomers(3) == set()
+    again = refused.from_round(5, NAMES)
+    assert (again.newcomers(5), again.gone(4), again.gone(5)) == ({3}, {3}, frozenset())
+
+
 def test_runs_that_count_on_the_same_clients_keep_them() -> None:
     def run(**more: Any) -> Any:
         return world("fedavg", "head", **more).run

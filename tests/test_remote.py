@@ -787,15 +787,6 @@ def test_a_client_killed_in_the_middle_of_any_visit_goes_on_with_the_same_bits(
 # --- the invitation -------------------------------------------------------------------------------------------------
 
 
-def test_another_version_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
-    there = RemoteWorld(made(), tmp_path)
-    engine = there.engine()
-    engine.invitation = engine.invitation.model_copy(update={"version": "0.0.7"})
-    told = r"not all clients can take part in this run \(client 0: it has another version of fedtailor;.*client 3: "
-    with pytest.raises(UserError, match=told):
-        engine.open()
-
-
 def test_an_unfit_site_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
     """Whatever the quorum: it would not be fit later either."""
     there = RemoteWorld(made(), tmp_path)

@@ -25,6 +25,7 @@ from fedtailor.data.partitions.dirichlet import Dirichlet
 
 SITES, CLASSES = 3, 6
 PATIENCE = 240.0
+ROGUE = Path(__file__).with_name("rogue.py")
 SMALL = {"rounds": 3, "every": 3, "epochs": 1, "batch": 8, "threads": 1, "plan.deadline": 200}
 
 
@@ -107,6 +108,13 @@ class Deployed:
     def client(self, k: int) -> None:
         where = self.data / f"site-{k}"
         self.spawn(f"client-{k}", "flower", "client", "--home", self.home, "--client", k, "--data", where)
+
+    def rogue(self, k: int, fault: str) -> None:
+        """A site that goes wrong."""
+        home, name = self.home / "clients" / f"client-{k}", f"client-{k}"
+        words = [sys.executable, str(ROGUE), str(home), str(self.data / f"site-{k}"), fault]
+        with (self.folder / f"rogue-{k}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log)
 
     def start(self) -> None:
         self.server()

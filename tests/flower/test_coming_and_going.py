@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from deployed import Deployed, until, write_data
 
+from fedtailor.base.version import __version__
+
 pytestmark = [pytest.mark.flower]
 
 
@@ -52,6 +54,14 @@ def test_a_site_joins_and_another_leaves(there: Deployed) -> None:
     until(lambda: len(there.rows("mine")) >= 2, told=there.logs)
 
     shutil.move(there.folder / "client-2.pub", keys / "client-2.pub")
+    there.rogue(2, "version")
+    told = f"client-2 cannot join this run: it has fedtailor 0.0.0, this server {__version__}: upgrade it"
+    until(lambda: told in log.read_text(), told=there.logs)
+    before = len(there.rows("mine"))
+    until(lambda: len(there.rows("mine")) > before, told=there.logs)
+    upgraded = there.processes.pop("client-2")
+    upgraded.terminate()
+    upgraded.wait(timeout=60)
     there.client(2)
     joined = round_with(there, "joined", "client-2")
     assert joined > 2

@@ -14,18 +14,21 @@ from flwr.proto.node_pb2 import NodeInfo
 from inline import inline_engine
 
 from fedtailor.base.errors import UserError
-from fedtailor.base.files import FolderLock, is_locked, write_atomic
+from fedtailor.base.files import FolderLock, is_locked
+from fedtailor.base.version import __version__
 from fedtailor.cli.arguments import run_of
 from fedtailor.flower.app import reply
 from fedtailor.flower.client import SiteFolder, find_policy, run_client
 from fedtailor.flower.deployment import Deployment
 from fedtailor.flower.init import DeploymentConfig, add_client, init
 from fedtailor.flower.messages import GridTransport
-from fedtailor.flower.server import where_to_listen
+from fedtailor.flower.server import goes_on, where_to_listen
 from fedtailor.flower.status import collect, state_of
 from fedtailor.remote.members import Members
 from fedtailor.remote.messages import Refusal, decode
 from fedtailor.remote.policy import SitePolicy
+from fedtailor.runs.checkpoint import ROUNDS
+from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
 from fedtailor.simulation.engine import make_engine
 from fedtailor.simulation.loop import run_round
@@ -89,7 +92,8 @@ def test_going_on(deployment: Deployment) -> None:
     assert state_of(deployment, "mine") == "failed"
     with pytest.raises(UserError, match="no run 'mine' to go on with"):
         deployment.resume("mine", [])
-    write_atomic(deployment.runs / "mine" / "run.toml", run.to_toml().encode())
+    RunFolder.create(deployment.runs / "mine" / "new", run, {})
+    toml = (deployment.runs / "mine" / "new" / "run.toml").rename(deployment.runs / "mine" / "run.toml")
     for key in ("lr=0.1", "plan.updates=int8"):
         with pytest.raises(UserError, match="cannot change in the middle"):
             deployment.resume("mine", [key])
@@ -103,6 +107,30 @@ def test_going_on(deployment: Deployment) -> None:
     Members.first(["client-0", "client-1", "client-2"]).write(deployment.runs / "mine")
     deployment.resume("mine", [])  # then it is known who was there, and the server sees to the rest
     assert deployment.waiting() == ["mine"]
+    deployment.done("mine")
+    toml.write_text(toml.read_text().replace(f'version = "{__version__}"', 'version = "0.0.7"'))
+    with pytest.raises(UserError, match=r"was written by fedtailor 0\.0\.7, this is .*, so go on with that version"):
+        deployment.resume("mine", [])
+    assert deployment.waiting() == []
+
+
+def test_a_run_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that has no round yet begins anew; what was computed is neither gone on with nor lost."""
+    folder = tmp_path / "mine"
+    assert not goes_on(folder)
+    RunFolder.create(folder, world("fedavg", "head").run, {}).close()
+    assert goes_on(folder)
+    toml = folder / "run.toml"
+    toml.write_text(toml.read_text().replace(f'version = "{__version__}"', 'version = "0.0.7"'))
+    (folder / ROUNDS).write_text('{"round": 1}\n')
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"was written by fedtailor 0\.0\.7"):
+        goes_on(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    (folder / ROUNDS).write_text("")
+    assert not goes_on(folder)
+    assert not folder.exists()
+    assert "mine: no round was done yet, so it begins anew" in caplog.text
 
 
 @pytest.mark.parametrize(

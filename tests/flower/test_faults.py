@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from deployed import SITES, Deployed, until, write_data
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from fedtailor.base.version import __version__
 from fedtailor.flower.init import add_client
 from fedtailor.runs.folder import RunFolder
 from fedtailor.runs.server_bytes import server_to_bytes
 
 pytestmark = pytest.mark.flower
-ROGUE = Path(__file__).with_name("rogue.py")
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +62,8 @@ def stop_client(there: Deployed, k: int) -> None:
 def rogue(there: Deployed, k: int, fault: str) -> None:
     """In place of an honest site."""
     stop_client(there, k)
-    home = there.home / "clients" / f"client-{k}"
-    (home / "fault.done").unlink(missing_ok=True)
-    with (there.folder / f"rogue-{k}.log").open("ab") as log:
-        words = [sys.executable, str(ROGUE), str(home), str(there.data / f"site-{k}"), fault]
-        there.processes[f"client-{k}"] = subprocess.Popen(words, env=there.environment, stdout=log, stderr=log)
+    (there.home / "clients" / f"client-{k}" / "fault.done").unlink(missing_ok=True)
+    there.rogue(k, fault)
     until(lambda: there.status()["sites"][k]["state"] == "online", told=there.logs)
 
 
@@ -166,14 +160,19 @@ def test_a_gigabyte_is_not_taken(there: Deployed, fault: str, told: str) -> None
     there.kill("client-0")
 
 
-def test_another_version_is_refused_at_the_start(there: Deployed) -> None:
+def test_a_site_of_another_version_is_waited_for(there: Deployed) -> None:
+    """The log and `status` say who is to be upgraded; once it is, the run begins."""
     rogue(there, 1, "version")
     there.ask("version", "promptfl")
-    failure = there.runs / "version" / "failure.txt"
-    until(failure.is_file, told=there.logs)
-    assert "client 1: it has another version of fedtailor" in failure.read_text()
+    told = f"client-1 has fedtailor 0.0.0, this server {__version__}: upgrade it"
+    until(lambda: told in there.status()["warnings"], told=there.logs)
+    assert told in (there.folder / "server.log").read_text()
     assert not there.rows("version")
     stop_client(there, 1)
+    there.client(1)
+    until((there.runs / "version" / "result.json").is_file, told=there.logs)
+    assert all(not row["dropped"] for row in there.rows("version"))
+    assert there.status()["warnings"] == []
 
 
 def test_a_client_without_its_state_stops_the_run_until_it_is_back(there: Deployed) -> None:

@@ -16,6 +16,7 @@ from fedtailor.evaluation.testing import client_logits, in_chunks, score_client,
 from fedtailor.flower.client import open_site
 from fedtailor.flower.models import SiteModels
 from fedtailor.flower.sites import server_experiment
+from fedtailor.remote import client as site_module
 from fedtailor.remote.audit import read_lines
 from fedtailor.remote.client import RemoteClient, StateFiles
 from fedtailor.remote.engine import RemoteEngine
@@ -160,6 +161,19 @@ def test_who_is_away_gets_it_when_it_is_back(there: Places) -> None:
     assert there.give(run) == "client-0, client-1, client-2 have their models"
     assert [sent.client for sent in there.transport.sent if sent.kind == "query.model"] == [0, 2, 1]
     assert fedtailor.load(there.model(1)).has_own("own")
+
+
+def test_a_site_of_another_version_gets_it_once_it_is_upgraded(there: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = there.folder / "run"
+    with monkeypatch.context() as before:
+        before.setattr(site_module, "__version__", "0.0.7")
+        told = there.give(run)
+    why = f"it has fedtailor 0.0.7, this server {fedtailor.__version__}: upgrade it"
+    assert told == "; ".join(f"client-{k} gets its own later ({why})" for k in range(SITES))
+    assert there.clock.now < 10
+    for k in range(SITES):
+        there.transport.restart(k)
+    assert there.give(run) == "client-0, client-1, client-2 have their models"
 
 
 def test_nobody_is_waited_for_longer_than_that(there: Places) -> None:

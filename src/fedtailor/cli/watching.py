@@ -27,6 +27,7 @@ def show(deployment: Deployment, as_json: bool) -> None:
         for found in watched(deployment):
             online = sum(site["state"] == "online" for site in found["sites"])
             lines = {f"{headline(found)}; {online} of {len(found['sites'])} sites online": ""}
+            lines |= dict.fromkeys(found["warnings"], "")
             lines |= {progress_of(run): time_of(run) for run in found["runs"]}
             for line, when in lines.items():
                 if line not in told:

@@ -52,12 +52,13 @@ def conduct(grid: Grid, folder: Path, config: UserConfig) -> None:
         store = RunFolder.create(folder, run, about(experiment))
     log.info("%s with %d clients, in %s", run.method.name, run.clients, folder)
     transport = GridTransport(grid, limit=run.plan.limit * 1e6)
+    watch = RoundLog(folder.name, [f"client-{k}" for k in range(run.clients)])
 
     def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
-        return RemoteEngine(made, clients, transport, run_id(at))
+        return RemoteEngine(made, clients, transport, run_id(at), watch=watch.look)
 
     with torch_threads(run.threads):
-        execute(experiment, store, resuming, began, RoundLog(folder.name), make)
+        execute(experiment, store, resuming, began, watch, make)
     log.info("finished; fedtailor report %s shows it", folder)
 
 

@@ -95,6 +95,7 @@ class Deployment:
 
     def resume(self, name: str, words: list[str]) -> str:
         """Put a run back into the queue. What decides its numbers cannot change meanwhile."""
+        from ..runs.folder import check_version
         from ..settings.run import read_toml
 
         toml, settings = self.runs / name / "run.toml", parse(words)
@@ -105,6 +106,7 @@ class Deployment:
         if not PLAIN.fullmatch(name) or not toml.is_file():
             known = ", ".join(sorted(path.parent.name for path in self.runs.glob("*/run.toml"))) or "none"
             raise UserError(f"there is no run {name!r} to go on with; there are: {known}")
+        check_version(toml.parent)
         run, sites = read_toml(toml, settings), len(self.sites())
         if run.clients != sites and not (toml.parent / MEMBERS).is_file():  # which says who was there
             raise UserError(f"{name} began with {run.clients} sites, and there are {sites} now")

@@ -8,9 +8,10 @@ import hashlib
 import logging
 import re
 import secrets
+import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from ..base.workers import torch_threads
 from ..client.job import ClientState
 from ..remote.engine import RemoteEngine, Unfit, Watch, run_id, unwatched
 from ..remote.members import Members, no_leaving
+from ..runs.checkpoint import ROUNDS
 from ..runs.execute import about, execute
-from ..runs.folder import RunFolder
+from ..runs.folder import OtherVersion, RunFolder, check_version
 from ..settings.run import Run, read_toml
 from ..simulation.build import Experiment
 from .attendance import Attendance
@@ -121,8 +123,10 @@ class Coordinator:
 
     def publish(self, run: RunState | None = None, versions: Mapping[str, str] | None = None) -> None:
         """For `status`, /health and /metrics."""
-        self.versions |= versions or {}
-        sites = {name: name in (self.attendance.online or ()) for name in self.attendance.names}
+        online = self.attendance.online or ()
+        known = {**self.versions, **(versions or {})}
+        self.versions = {name: known[name] for name in known if name in online}  # it may come back with another
+        sites = {name: name in online for name in self.attendance.names}
         board = Board(at=now(), began=self.began, version=__version__, sites=sites, versions=self.versions, run=run)
         board.write(self.deployment.folder)
 
@@ -193,7 +197,7 @@ class Coordinator:
     def conduct(self, name: str) -> None:
         """From the last checkpoint on, with the sites that are there now, until the run is over or others are there."""
         (run, asked), folder = self.deployment.asked(name), self.deployment.runs / name
-        resuming = (folder / "run.toml").is_file()
+        resuming = goes_on(folder)
         told = f"{name}: going on from its last checkpoint" if resuming else f"{name}: begins"
         log.info("%s", told, extra={"now": told, "facts": {"run": name}})
         with torch_threads(run.threads):
@@ -220,7 +224,7 @@ class Coordinator:
 
             watch = RunWatch(name, names, t - 1, experiment.rounds, self.attendance, self.publish, others_at)
             present = {k: site for k, site in enumerate(names) if k not in gone}
-            with self.reached(name, run, present, wait, watch.look) as make:
+            with self.reached(name, run, present, wait, watch.look, members.newcomers(t)) as make:
                 try:
                     store = self.opened(folder, experiment, members)
                     execute(experiment, store, resuming, began, watch, make)
@@ -228,6 +232,7 @@ class Coordinator:
                     if not unfit.why.keys() <= members.newcomers(t):
                         raise
                     self.attendance.refuse({names[k]: why for k, why in unfit.why.items()})
+                    members.without(unfit.why, t).write(folder)
                     raise OtherMembers from unfit
                 try:
                     models = SiteModels(folder, names, gone)
@@ -294,6 +299,7 @@ class Coordinator:
         sites: Mapping[int, str],
         wait: Callable[[float], None],
         watch: Watch = unwatched,
+        newcomers: Collection[int] = (),
     ) -> Iterator[MakeRemote]:
         """What makes the engine that reaches a run's sites, which are given by number."""
         keys = self.deployment.sites()
@@ -302,7 +308,9 @@ class Coordinator:
             transport = GridTransport(grid, lambda node: numbers.get(node.public_key), run.plan.limit * 1e6)
 
             def make(made: Experiment, clients: Mapping[int, ClientState] | None, at: Path | None) -> RemoteEngine:
-                return RemoteEngine(made, clients, transport, run_id(at), name, wait=wait, watch=watch)
+                return RemoteEngine(
+                    made, clients, transport, run_id(at), name, wait=wait, watch=watch, newcomers=newcomers
+                )
 
             yield make
 
@@ -329,6 +337,21 @@ class Coordinator:
         self.admit_changes()
         if self.over.wait(seconds) or not self.deployment.is_asked(name):
             raise Stopped
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether a run was begun before. One of another version is refused, unless it has no round yet: it begins anew."""
+    if not (folder / "run.toml").is_file():
+        return False
+    try:
+        check_version(folder)
+    except OtherVersion as other:
+        if (folder / ROUNDS).is_file() and (folder / ROUNDS).stat().st_size:
+            raise
+        log.warning("%s: no round was done yet, so it begins anew (%s)", folder.name, other)
+        shutil.rmtree(folder)
+        return False
+    return True
 
 
 def where_to_listen(listen: str, config: DeploymentConfig) -> str:

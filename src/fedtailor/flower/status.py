@@ -15,6 +15,7 @@ from ..base.errors import Interrupted, UserError
 from ..base.files import is_locked
 from ..base.polling import Backoff
 from ..base.terminal import Terminal
+from ..base.version import apart
 from ..runs.callback import Callback
 from ..runs.result_file import read_result
 from .board import Board, RunState, now, since
@@ -89,11 +90,12 @@ def collect(deployment: Deployment) -> dict[str, Any]:
     except httpx.HTTPError:
         nodes, up = (), False
     known, versions = {node.public_key: node for node in nodes}, board.versions if board else {}
+    others = {name: apart(versions[name], board.version) for name in versions} if board and up else {}
     return {
         "server": "up" if up else "down",
         "port": deployment.config.port,
         "certificates": {kind: f"{end:%Y-%m-%d}" for kind, end in ends_of(deployment.folder).items()},
-        "warnings": ending(deployment.folder),
+        "warnings": ending(deployment.folder) + [f"{name} {told}" for name, told in others.items() if told],
         "version": board.version if board and up else "",
         "sites": [describe_site(name, known.get(key), versions.get(name, "")) for name, key in sites.items()],
         "runs": [

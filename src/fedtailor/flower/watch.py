@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from ..base.version import __version__, apart
 from ..remote.engine import Exchange, RemoteEngine
 from ..runs.callback import Callback
 from ..simulation.loop import RoundRecord
@@ -19,10 +20,22 @@ PATIENCE = 5.0  # seconds before the log says for whom the start waits, and betw
 
 
 class RoundLog(Callback):
-    """A line for each round."""
+    """A line for each round, and for each site of another version."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        """`names`: of clients, by number."""
+        self.name, self.names = name, names
+        self.versions: dict[int, str] = {}  # of fedtailor, at the last look
+
+    def named(self, clients: Collection[int]) -> list[str]:
+        return [self.names[k] for k in sorted(clients) if 0 <= k < len(self.names)]
+
+    def look(self, engine: RemoteEngine, exchange: Exchange, online: Collection[int]) -> None:
+        """At each look for replies."""
+        for k, version in engine.versions.items():
+            if self.versions.get(k) != version and (told := apart(version, __version__)):
+                log.warning("%s: %s %s", self.name, self.names[k], told)
+        self.versions = dict(engine.versions)
 
     def on_round(self, record: RoundRecord, rounds: int) -> None:
         told = f"{self.name}: round {record.round} of {rounds}"
@@ -46,19 +59,17 @@ class RunWatch(RoundLog):
         publish: Callable[[RunState, dict[str, str]], object],
         after: Callable[[int], object],
     ) -> None:
-        """`names`: of clients, by number. `after` is told how many rounds are done, and may end the attempt."""
-        super().__init__(name)
-        self.names, self.attendance, self.publish, self.after = names, attendance, publish, after
+        """`after` is told how many rounds are done, and may end the attempt."""
+        super().__init__(name, names)
+        self.attendance, self.publish, self.after = attendance, publish, after
         began = now()
         self.state = RunState(name=name, began=began, round=done, rounds=rounds, round_began=began)
-        self.versions: dict[int, str] = {}
         self.written = 0.0
         self.told_at, self.told = time.monotonic(), set[int]()
         if done:
             log.info("%s: goes on after round %d of %d", name, done, rounds)
 
     def look(self, engine: RemoteEngine, exchange: Exchange, online: Collection[int]) -> None:
-        """At each look for replies."""
         members = self.named(engine.job.members)
         self.attendance.note(self.named(online), members)
         inviting = exchange.kind == "query.invite"
@@ -73,16 +84,15 @@ class RunWatch(RoundLog):
         if inviting:
             new = new.model_copy(update={"round": self.state.round})
             self.tell_of_waiting(exchange)
-        if new != self.state or engine.versions != self.versions or time.monotonic() - self.written > SECONDS:
-            self.state, self.versions = new, dict(engine.versions)
+        changed = new != self.state or engine.versions != self.versions
+        super().look(engine, exchange, online)
+        if changed or time.monotonic() - self.written > SECONDS:
+            self.state = new
             self.write()
 
     def write(self) -> None:
         self.written = time.monotonic()
         self.publish(self.state, {self.names[k]: version for k, version in self.versions.items()})
-
-    def named(self, clients: Collection[int]) -> list[str]:
-        return [self.names[k] for k in sorted(clients) if 0 <= k < len(self.names)]
 
     def tell_of_waiting(self, exchange: Exchange) -> None:
         """For whom the start waits: after a while, and when that changes."""

@@ -204,6 +204,8 @@ class RemoteClient:
         try:
             order, tensors = messages.decode(data)
         except UserError as error:
+            if theirs := messages.version_of(data):
+                check_version(theirs)
             raise Refused("unreadable", str(error)) from error
         return order, tensors
 
@@ -240,8 +242,7 @@ class RemoteClient:
         return Answer(messages.Ready(samples=samples, tests=tests), told=told)
 
     def open_session(self, invitation: messages.Invitation) -> Session:
-        if (theirs := invitation.version) != __version__:
-            raise Refused("version", f"this client has fedtailor {__version__}, the server {theirs}")
+        check_version(invitation.version)
         run = self.permission.to_join(invitation)
         try:
             session = replace(self.make_session(invitation, run), name=invitation.name or invitation.run[:8])
@@ -257,12 +258,13 @@ class RemoteClient:
         return session
 
     def reopen_session(self, run: str) -> Session:
-        """After a restart, by the invitation that was kept."""
+        """After a restart, by the invitation that was kept; one of another version's server is sent again, too."""
         try:
             invitation = messages.decode((self.folder / run / INVITATION).read_bytes())[0]
         except (FileNotFoundError, UserError):
             invitation = None  # a damaged one is as good as none: it will be sent again
-        if not isinstance(invitation, messages.Invitation) or invitation.run != run:
+        due = run, __version__
+        if not isinstance(invitation, messages.Invitation) or (invitation.run, invitation.version) != due:
             raise Refused("unknown-run", "this client has no invitation to the run")
         return self.open_session(invitation)
 
@@ -379,6 +381,11 @@ def in_words(scores: Mapping[str, Any]) -> str:
 
 def percent(overall: float | None) -> str:
     return "not measured, for lack of test pictures" if overall is None else f"{overall:.1f}%"
+
+
+def check_version(theirs: str) -> None:
+    if theirs != __version__:
+        raise Refused("version", f"this client has fedtailor {__version__}, the server {theirs}")
 
 
 def check_shared(job: Job, params: Params) -> None:

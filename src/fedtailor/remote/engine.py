@@ -21,7 +21,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.polling import Backoff
-from ..base.version import __version__
+from ..base.version import __version__, apart
 from ..client.job import ClientState, Task, size
 from ..client.step import check_reply, client_step, decompressed, reply_bytes
 from ..core.types import OWN, Params, Pass, Reply, Server
@@ -34,12 +34,13 @@ from ..simulation.build import Experiment
 from ..simulation.engine import Engine, Evaluation, StepLog, TooFewReplies
 from . import messages
 from .bounds import outliers, too_far
-from .refusal import UNFIT
+from .refusal import SENTENCES, UNFIT
 from .sums import SecureSum, Stage
 
 PAUSE = 0.02, 0.5  # seconds between two looks for replies: the first, and at most
 MODEL = "query.model"  # the kind of exchange by which a run's model is handed over
 MAX_REPEATS = 5  # of what a client makes us send again
+AGAIN = 60.0  # seconds until a client of another version is asked again, unless it has come online anew by then
 NOT_NEEDED = "not needed: enough others had replied"
 
 
@@ -140,8 +141,10 @@ class RemoteEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
         watch: Watch = unwatched,
+        newcomers: Collection[int] = (),  # whom a run under way does not wait for until they are upgraded
     ) -> None:
         super().__init__(experiment.job, clients)
+        self.newcomers = newcomers
         self.policy, self.server_data = experiment.run.plan, experiment.client_data.get(OWN)
         self.transport, self.invitation = transport, invitation_of(experiment, run, name)
         self.clock, self.wait, self.watch, self.oversample = clock, wait, watch, self.policy.oversample
@@ -150,6 +153,7 @@ class RemoteEngine(Engine):
         self.invited: set[int] = set()  # who has had the invitation from this process
         self.samples: dict[int, int] = {}  # how many each had when it joined
         self.versions: dict[int, str] = {}  # of fedtailor, at each that has said
+        self.outdated: dict[int, float] = {}  # who has another, which makes it as good as away; when to ask again
         self.tested: dict[int, messages.EvaluateReply] = {}  # the last replies
         self.absent: set[int] = set()  # who did not reply when asked last
         self.kept, self.last = dict[int, int](), dict[int, int]()  # states' versions at the last two checkpoints
@@ -317,7 +321,7 @@ class RemoteEngine(Engine):
             self.tested[k] = message
 
         members, last = self.job.members, server.round - 1
-        there = set(members) - self.absent.difference(self.transport.online() if self.absent else ())
+        there = set(members) - self.absent.difference(self.within_reach(self.transport.online()) if self.absent else ())
         needed, all_ = self.quorum(len(members)), len(members)
         done = self.carry_out(Exchange("evaluate.test", last, there, needed, all_, write, take))
         self.log += [StepLog(last, k, "evaluate", 0, 0.0, 0, 0, 0.0, why) for k, why in sorted(done.trouble.items())]
@@ -366,6 +370,7 @@ class RemoteEngine(Engine):
         while not exchange.over:
             online = set(self.transport.online())
             self.watch(self, exchange, online)
+            online = self.within_reach(online)
             if exchange.unsent:
                 self.send(exchange, exchange.unsent & online)
             quiet = True
@@ -387,10 +392,22 @@ class RemoteEngine(Engine):
         self.absent = (self.absent | (set() if needless else exchange.waiting)) - exchange.taken
         for k in exchange.waiting:
             late = "late: no reply in time" + (", only to an earlier request" if k in exchange.stale else "")
-            missed = "gone: it was not there, or left" if k in exchange.unsent else late
+            gone = f"gone: it {self.other_version(k)}" if k in self.outdated else "gone: it was not there, or left"
+            missed = gone if k in exchange.unsent else late
             exchange.trouble[k] = NOT_NEEDED if needless else missed
         self.watch(self, exchange, self.transport.online())
         return exchange
+
+    def within_reach(self, online: Collection[int]) -> set[int]:
+        """Of those who are online, who has our version as far as we know."""
+        for k in self.outdated.keys() - set(online):
+            del self.outdated[k], self.versions[k]  # it may come back with another
+        self.outdated = {k: again for k, again in self.outdated.items() if self.clock() < again}
+        return set(online) - self.outdated.keys()
+
+    def other_version(self, k: int) -> str:
+        """What it has, and what to do about it; empty: ours, or it has not said."""
+        return apart(self.versions.get(k, __version__), self.invitation.version)
 
     def send(self, exchange: Exchange, online: set[int]) -> None:
         """The invitation where it has not been sent yet, else the request."""
@@ -425,7 +442,6 @@ class RemoteEngine(Engine):
             self.versions[k] = __version__  # others refuse
             return exchange.send_again(k) if exchange.write else exchange.finish(k)
         if isinstance(message, messages.Refusal):
-            self.versions |= {k: message.version} if message.version else {}
             if message.request_id in ("", due):
                 return self.read_refusal(exchange, k, message)
         elif not isinstance(message, messages.Numbered) or (message.run, message.client) != (self.invitation.run, k):
@@ -437,6 +453,8 @@ class RemoteEngine(Engine):
         return None
 
     def read_refusal(self, exchange: Exchange, k: int, refusal: messages.Refusal) -> None:
+        if refusal.why == "version":
+            return self.wait_for_upgrade(exchange, k, refusal.version)
         if refusal.why == "unknown-run":
             self.invited.discard(k)
         elif refusal.why != "lost-state" or exchange.kind == MODEL:  # a run that is over needs no client's state
@@ -452,7 +470,19 @@ class RemoteEngine(Engine):
             exchange.sent.pop(k, None)
             told = f"began anew: {refusal.text}"
             self.log.append(StepLog(exchange.round, k, exchange.kind, 0, 0.0, 0, 0, 0.0, told))
-        exchange.send_again(k)
+        return exchange.send_again(k)
+
+    def wait_for_upgrade(self, exchange: Exchange, k: int, version: str) -> None:
+        """As for who is away: it will be another process that comes back."""
+        self.invited.discard(k)
+        self.versions[k] = version
+        told = self.other_version(k)  # nothing, if it says that ours is another
+        unfit = exchange.write is None and k in self.newcomers
+        if unfit or exchange.kind == MODEL or not told:
+            exchange.unfit |= {k} if unfit else set()
+            raise UserError(f"it {told}" if told else SENTENCES["version"])
+        self.outdated[k] = self.clock() + AGAIN
+        exchange.unsent.add(k)
 
 
 def message_bytes(message: messages.Message, tensors: messages.TensorGroups) -> int:

@@ -74,6 +74,10 @@ class Members(Strict):
         new = [Member(name=name, rounds=(t,)) for name in there if name not in self.names]
         return Members(members=(*kept, *new))
 
+    def without(self, clients: Collection[int], t: int) -> Members:
+        """From round t on these take no part."""
+        return self.from_round(t, [m.name for k, m in enumerate(self.members) if m.present(t) and k not in clients])
+
     def newcomers(self, t: int) -> set[int]:
         """Who takes part from round t on, and not before; nobody in the first round, which all begin together."""
         return {k for k, member in enumerate(self.members) if t > 1 and t in member.rounds and member.present(t)}

@@ -4,6 +4,9 @@ An invitation opens a run at a client; then come requests to run a pass (in four
 alone) or to evaluate, and at last to keep the model. Each gets a reply, if only a refusal. A request names the state
 that it starts from, and its reply bears the request's id: so nothing counts twice, and a client that has lost its state
 is noticed.
+
+By an invitation's kind and version, and a refusal, two versions of fedtailor tell that they are two: these stay as they
+are.
 """
 
 import json
@@ -191,7 +194,7 @@ class Refusal(Message):
 
     @property
     def text(self) -> str:
-        return SENTENCES[self.why] + (f" ({self.version} there)" if self.version else "")
+        return SENTENCES[self.why]
 
 
 SumRequest = KeysRequest | SharesRequest | MaskedRequest | OpenRequest
@@ -201,6 +204,23 @@ Known = (
     | ModelRequest | ModelReply | Refusal
 )  # fmt: skip
 ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Known, Field(discriminator="kind")])
+
+
+class AnyInvitation(BaseModel):
+    """As much of an invitation as every version can read."""
+
+    model_config = ConfigDict(strict=True)
+    kind: Literal["invitation"]
+    version: Annotated[str, Field(max_length=100)]
+
+
+def version_of(data: bytes) -> str:
+    """Of the server that an invitation comes from, also where more cannot be read; empty: it is none."""
+    try:
+        note = from_bytes(data, notes_due=("message",))[1]
+        return AnyInvitation.model_validate_json(json.dumps(note["message"])).version
+    except (UserError, ValidationError, RecursionError):
+        return ""
 
 
 def encode(message: Message, **tensors: Params) -> bytes:

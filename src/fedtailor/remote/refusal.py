@@ -12,12 +12,13 @@ from ..data.pictures import BrokenPicture
 
 # With these a client cannot take part in a run at all, or will not keep its model: to ask again is of no use.
 UnfitCode = Literal[
-    "version", "weights", "backbone", "pictures", "settings", "policy-method", "policy-tuner", "policy-labeler",
+    "weights", "backbone", "pictures", "settings", "policy-method", "policy-tuner", "policy-labeler",
     "policy-rounds", "policy-privacy", "policy-secure", "policy-pictures", "policy-models",
 ]  # fmt: skip
 RefusalCode = Literal[
-    UnfitCode, "policy-orders", "policy-tests", "policy-budget", "unknown-run", "lost-state", "unreadable", "too-large",
-    "beyond", "masking", "policy-together", "peers", "range", "out-of-time", "full-disk", "diverged", "failed",
+    UnfitCode, "version", "policy-orders", "policy-tests", "policy-budget", "unknown-run", "lost-state", "unreadable",
+    "too-large", "beyond", "masking", "policy-together", "peers", "range", "out-of-time", "full-disk", "diverged",
+    "failed",
 ]  # fmt: skip
 
 SENTENCES: dict[RefusalCode, str] = {

@@ -62,6 +62,10 @@ from .server_bytes import server_from_bytes, server_to_bytes
 DATA = "data.json"
 
 
+class OtherVersion(UserError):  # noqa: N818  # as it reads
+    """Of fedtailor, which wrote a run folder."""
+
+
 class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,12 +131,7 @@ class RunFolder:
         toml = folder / "run.toml"
         if not toml.is_file():
             raise UserError(f"{folder} is not a run folder: it has no run.toml")
-        about = read_document(toml).get("about", {})
-        if about.get("version") != __version__:
-            raise UserError(
-                f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
-                "its numbers would not continue exactly, so run it anew, in a new folder"
-            )
+        about = check_version(folder)
         check_format(folder, about)
         store = cls(folder)
         store.lock.acquire()
@@ -259,6 +258,17 @@ class RunFolder:
 
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.folder / ROUNDS)
+
+
+def check_version(folder: Path) -> dict[str, Any]:
+    """What a run folder's run.toml says about its run; an error if another version wrote it."""
+    about: dict[str, Any] = read_document(folder / "run.toml").get("about", {})
+    if about.get("version") != __version__:
+        raise OtherVersion(
+            f"{folder} was written by fedtailor {about.get('version', '(unknown)')}, this is {__version__}; "
+            "its numbers would not continue exactly, so go on with that version, or run it anew"
+        )
+    return about
 
 
 def toml_of(run: Run, about: Mapping[str, Any]) -> bytes:
