@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache, partial
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,7 @@ def reply(document: str, folder: Path, kind: str, data: Order, context: Context)
 
 def check_loopback() -> None:
     """Ray reads its environment when it is imported, so one that is older than ours may listen anywhere."""
-    import ray
-
-    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address = import_module("ray.util").get_node_ip_address()  # without its types, which are not everywhere
     if not ip_address(address).is_loopback:
         raise UserError(
             f"Ray listens on {address}, where others could reach it, since something had imported or started it before "
