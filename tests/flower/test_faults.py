@@ -157,7 +157,7 @@ def test_a_gigabyte_is_not_taken(there: Deployed, fault: str, told: str) -> None
     assert told in there.rows(fault)[1]["dropped"]["client-0"]
     database = there.home / "server" / "flwr" / "state.db"
     assert database.stat().st_size < 100e6
-    there.kill("client-0")
+    stop_client(there, 0)
 
 
 def test_a_site_of_another_version_is_waited_for(there: Deployed) -> None:
